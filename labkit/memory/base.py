@@ -1,0 +1,128 @@
+"""The contract of every allocator. Variants add rules, never new meanings.
+
+An allocator works on integers: it hands out byte ranges of an address space and never touches memory. `Arena` puts a
+real tensor under its offsets. The words are PyTorch's, and they nest:
+
+    requested_bytes <= allocated_bytes <= active_bytes <= reserved_bytes
+
+    requested   what callers asked for
+    allocated   what they were given (rounding included)
+    active      allocated, plus freed ranges that wait for an event before they may be reused
+    reserved    what the allocator holds from the device, in use or cached
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from labkit.errors import LabError
+from labkit.units import format_bytes
+
+SpanState = Literal["allocated", "pending", "free", "unmapped"]
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """A live range `[offset, offset + size)`. `requested <= size`; `lifetime` is a label such as "request"."""
+
+    offset: int
+    size: int
+    requested: int
+    tag: str = ""
+    lifetime: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One piece of the address space, in address order; spans of a layout neither overlap nor leave gaps inside
+    a segment. `segment` numbers the device allocations a caching allocator made (0 when there is only one)."""
+
+    offset: int
+    size: int
+    state: SpanState
+    requested: int = 0
+    tag: str = ""
+    lifetime: str = ""
+    segment: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorStats:
+    """Bytes and counts at one instant. `free_bytes` is reserved and not active; what the device still holds beyond
+    `reserved_bytes` is `capacity_bytes - reserved_bytes`."""
+
+    capacity_bytes: int
+    reserved_bytes: int
+    active_bytes: int
+    allocated_bytes: int
+    requested_bytes: int
+    free_bytes: int
+    num_free_spans: int
+    largest_free_bytes: int
+    num_allocations: int
+    num_ooms: int = 0
+
+
+class OutOfMemory(LabError):
+    """A refused allocation, with the numbers that say why.
+
+    `kind` is "capacity" when fewer bytes are free than were asked for, "fragmentation" when enough are free in total
+    and no single span is long enough.
+    """
+
+    def __init__(
+        self,
+        asked: int,
+        *,
+        capacity: int,
+        reserved: int,
+        allocated: int,
+        free: int,
+        num_free_spans: int,
+        largest_free: int,
+    ):
+        self.asked, self.capacity, self.reserved, self.allocated = asked, capacity, reserved, allocated
+        self.free, self.num_free_spans, self.largest_free = free, num_free_spans, largest_free
+        self.kind: Literal["capacity", "fragmentation"] = "fragmentation" if free >= asked else "capacity"
+        super().__init__(
+            f"out of memory ({self.kind}): asked {format_bytes(asked)}, capacity {format_bytes(capacity)}, "
+            f"reserved {format_bytes(reserved)}, allocated {format_bytes(allocated)}, free {format_bytes(free)} "
+            f"in {num_free_spans} spans, largest {format_bytes(largest_free)}"
+        )
+
+
+class Allocator(ABC):
+    """Hands out byte ranges. All methods either succeed or raise and change nothing (`CachingAllocator`, like
+    PyTorch's, has already returned its cached segments when it raises)."""
+
+    #: short name in the registry, e.g. "first-fit"
+    name: str
+
+    @abstractmethod
+    def malloc(self, size: int, *, tag: str = "", lifetime: str = "") -> Allocation:
+        """Reserve at least `size` bytes.
+
+        Raises `OutOfMemory` when it cannot, and `LabError` for a size that is not a positive integer.
+        """
+
+    @abstractmethod
+    def free(self, allocation: Allocation) -> None:
+        """Give a live allocation back. Raises `LabError` for one that is not live here (double or foreign free)."""
+
+    @abstractmethod
+    def layout(self) -> list[Span]:
+        """Every span in address order."""
+
+    @abstractmethod
+    def stats(self) -> AllocatorStats:
+        """Counters of this instant."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Assert the conservation laws; raises `IntegrityError` that names the broken one."""

@@ -1,0 +1,123 @@
+"""Deciding and executing are two things. A `Scheduler` decides a step; an `Executor` runs it and says how long it took.
+
+The same decided step goes to `CostModelExecutor` (time from a roofline) or `TensorExecutor` (real keys and values), so
+what the simulator says about memory is what the tensors do.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from labkit.kv.base import Move
+from labkit.workload.base import RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one request computes in one step: positions `[start, start + num_tokens)`.
+
+    `samples` says that the step computes its last known token, so one new token comes out. `block_table` covers at
+    least `start + num_tokens` positions; a contiguous cache has `base_slot` instead.
+    """
+
+    request_id: str
+    start: int
+    num_tokens: int
+    samples: bool
+    block_table: Sequence[int] = ()
+    base_slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    request_id: str
+    num_hit_tokens: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """`num_computed_tokens` is the work that recompute must repeat."""
+
+    request_id: str
+    num_blocks: int
+    num_computed_tokens: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One decided step. The counters are always there; `chunks` only when the scheduler was built with
+    `record_chunks=True` (they cost time proportional to the batch)."""
+
+    step: int
+    num_scheduled_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_requests: int = 0
+    num_running: int = 0
+    #: context tokens whose KV the step reads, summed over the batch
+    num_kv_tokens_read: int = 0
+    admitted: list[Admitted] = field(default_factory=list)
+    preempted: list[Preempted] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    swapped_bytes: int = 0
+    chunks: list[Chunk] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    duration_s: float
+    #: request id -> sampled token; empty for an executor that has no tensors
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What `update` found: which requests produced their first token in this step, and which finished."""
+
+    started: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingReason:
+    """Why a request waits. Blocks; `limit` names what binds (e.g. "blocks", "max_num_seqs", "token_budget", "head_of_line")."""
+
+    request_id: str
+    num_needed_blocks: int
+    num_free_blocks: int
+    num_evictable_blocks: int
+    limit: str
+    can_ever_fit: bool
+    sentence: str
+
+
+class Scheduler(ABC):
+    """Owns requests from arrival to finish. One step is `schedule()`, execution, `update()`."""
+
+    name: str
+
+    @abstractmethod
+    def add(self, spec: RequestSpec) -> str | None:
+        """Queue a request. Returns None, or the reason (one sentence) when it can never fit and is refused."""
+
+    @abstractmethod
+    def schedule(self) -> StepPlan: ...
+
+    @abstractmethod
+    def update(self, plan: StepPlan, result: StepResult) -> StepOutcome: ...
+
+    @abstractmethod
+    def has_work(self) -> bool: ...
+
+    @abstractmethod
+    def why_waiting(self, request_id: str) -> WaitingReason: ...
+
+    @abstractmethod
+    def check_integrity(self) -> None: ...
+
+
+class Executor(ABC):
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> StepResult: ...
