@@ -46,6 +46,15 @@ class Preempted:
     num_computed_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A request given up while it ran (pressure response "refuse"), after `num_output_tokens` tokens."""
+
+    request_id: str
+    num_output_tokens: int
+    reason: str
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One decided step. The counters are always there; `chunks` only when the scheduler was built with
@@ -56,10 +65,13 @@ class StepPlan:
     num_prefill_tokens: int = 0
     num_decode_requests: int = 0
     num_running: int = 0
-    #: context tokens whose KV the step reads, summed over the batch
+    #: tokens already in the cache that the step attends to: the sum of `start` over the chunks of the batch
     num_kv_tokens_read: int = 0
+    #: query-key pairs of the prefill chunks, sum of n * (start + (n + 1) / 2); 0 where a scheduler does not count them
+    num_prefill_pairs: int = 0
     admitted: list[Admitted] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     swapped_bytes: int = 0
     chunks: list[Chunk] | None = None
@@ -74,10 +86,15 @@ class StepResult:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What `update` found: which requests produced their first token in this step, and which finished."""
+    """What `update` found: which requests produced their first token in this step, and which finished.
+
+    `truncated` maps the finished requests that ended before the length the load gave them (a degraded maximum, the
+    model's maximum) to the tokens they did produce.
+    """
 
     started: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    truncated: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +138,19 @@ class Scheduler(ABC):
 class Executor(ABC):
     @abstractmethod
     def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+class Recorder:
+    """What the engine loop tells an observer. Every method is optional; seconds are on the load's clock."""
+
+    def on_arrival(self, spec: RequestSpec, now_s: float, refused: str | None) -> None:
+        """`spec` reached the scheduler at `now_s` (its `arrival_s`, or later when a step was running).
+        `refused` is the reason when it can never fit."""
+
+    def on_step(
+        self, scheduler: Scheduler, plan: StepPlan, outcome: StepOutcome, start_s: float, end_s: float
+    ) -> None:
+        """A step that ran from `start_s` to `end_s`; the scheduler shows the state after it."""
+
+    def on_end(self, scheduler: Scheduler, now_s: float) -> None:
+        """The load is served."""
