@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from operator import index
+from typing import ClassVar, Literal
 
 from labkit.errors import LabError
+from labkit.registry import Registry
 from labkit.units import format_bytes
 
 SpanState = Literal["allocated", "pending", "free", "unmapped"]
@@ -102,7 +104,10 @@ class Allocator(ABC):
     PyTorch's, has already returned its cached segments when it raises)."""
 
     #: short name in the registry, e.g. "first-fit"
-    name: str
+    name: ClassVar[str]
+
+    #: bytes of the address range or of the device that was given to the constructor
+    capacity_bytes: int
 
     @abstractmethod
     def malloc(self, size: int, *, tag: str = "", lifetime: str = "") -> Allocation:
@@ -126,3 +131,40 @@ class Allocator(ABC):
     @abstractmethod
     def check_integrity(self) -> None:
         """Assert the conservation laws; raises `IntegrityError` that names the broken one."""
+
+    def try_grow(self, allocation: Allocation, size: int) -> bool:
+        """Make a live allocation at least `size` bytes long *in place*; False (and nothing changed) when there is
+        no room behind it. This default only uses rounding slack; the fit family also takes the free span behind."""
+        if size > allocation.size:
+            return False
+        allocation.requested = max(allocation.requested, size)
+        return True
+
+    @property
+    def address_space_bytes(self) -> int:
+        """One more than the highest offset this allocator hands out now: what an `Arena` under it must span."""
+        return self.capacity_bytes
+
+
+#: every variant under its registry name; `labkit.memory.make_allocator` builds one by name
+ALLOCATORS: Registry[type[Allocator]] = Registry("allocator")
+
+
+def checked_size(size: int, what: str = "allocation size") -> int:
+    """`size` as a Python int; raises `LabError` unless it is a positive integer (bool and float are refused)."""
+    try:
+        number = -1 if isinstance(size, bool) else index(size)
+    except TypeError:
+        number = -1
+    if number <= 0:
+        raise LabError(f"{what} is {size!r}; it must be a positive whole number of bytes")
+    return number
+
+
+def not_live(allocator: Allocator, allocation: object) -> LabError:
+    """The error for a double or foreign free."""
+    place = f"at offset {allocation.offset}" if isinstance(allocation, Allocation) else repr(allocation)
+    return LabError(
+        f"free of an allocation {place} that is not live in this {allocator.name} allocator "
+        "(freed twice, or it belongs to another one); free each live allocation once"
+    )
