@@ -14,7 +14,9 @@ from labkit.errors import LabError
 
 def command_names() -> list[str]:
     """Modules of `labkit.cli` that do not start with an underscore; `env_` is written `env` on the command line."""
-    return sorted(m.name for m in pkgutil.iter_modules(labkit.cli.__path__) if m.name != "main" and m.name[0] != "_")
+    return sorted(
+        m.name for m in pkgutil.iter_modules(labkit.cli.__path__) if m.name != "main" and m.name[0] != "_"
+    )
 
 
 def build(names: list[str]) -> typer.Typer:
@@ -44,6 +46,9 @@ def main(argv: list[str] | None = None) -> None:
     args = sys.argv[1:] if argv is None else argv
     names = command_names()
     called = [args[0]] if args and args[0] in names else names
+    if len(called) == 1:
+        module = importlib.import_module(f"labkit.cli.{called[0]}")
+        args = getattr(module, "rewrite_args", list)(args)
     try:
         build(called)(args, prog_name="labkit")
     except LabError as error:
@@ -51,3 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(2) from None
     except BrokenPipeError:
         raise SystemExit(141) from None
+
+
+if __name__ == "__main__":
+    main()
