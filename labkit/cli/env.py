@@ -64,7 +64,7 @@ def describe() -> dict[str, dict[str, Any]]:
             name: "found"
             if find_trace(name)
             else "not found: the synthetic load is used (labkit traces fetch)"
-            for name in ("azure-conv-2023", "azure-code-2023", "mooncake-conversation")
+            for name in ("azure-conv", "azure-code", "mooncake-conversation")
         },
     }
 
