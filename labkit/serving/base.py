@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from labkit.kv.base import Move
 from labkit.workload.base import RequestSpec
@@ -58,7 +58,11 @@ class Dropped:
 @dataclass(slots=True)
 class StepPlan:
     """One decided step. The counters are always there; `chunks` only when the scheduler was built with
-    `record_chunks=True` (they cost time proportional to the batch)."""
+    `record_chunks=True` (they cost time proportional to the batch).
+
+    What happened in few steps only is an empty tuple until a scheduler assigns a list: most steps of a long simulation
+    carry nothing but counters, and six new lists would cost as much as deciding them.
+    """
 
     step: int
     num_scheduled_tokens: int = 0
@@ -69,19 +73,19 @@ class StepPlan:
     num_kv_tokens_read: int = 0
     #: query-key pairs of the prefill chunks, sum of n * (start + (n + 1) / 2); 0 where a scheduler does not count them
     num_prefill_pairs: int = 0
-    admitted: list[Admitted] = field(default_factory=list)
-    preempted: list[Preempted] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    admitted: Sequence[Admitted] = ()
+    preempted: Sequence[Preempted] = ()
+    dropped: Sequence[Dropped] = ()
+    moves: Sequence[Move] = ()
     swapped_bytes: int = 0
-    chunks: list[Chunk] | None = None
+    chunks: Sequence[Chunk] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     duration_s: float
-    #: request id -> sampled token; empty for an executor that has no tensors
-    tokens: Mapping[str, int] = field(default_factory=dict)
+    #: request id -> sampled token; None for an executor that has no tensors
+    tokens: Mapping[str, int] | None = None
 
 
 @dataclass(slots=True)
@@ -89,12 +93,12 @@ class StepOutcome:
     """What `update` found: which requests produced their first token in this step, and which finished.
 
     `truncated` maps the finished requests that ended before the length the load gave them (a degraded maximum, the
-    model's maximum) to the tokens they did produce.
+    model's maximum) to the tokens they did produce. Like a plan's, these are only made when there is something to say.
     """
 
-    started: list[str] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-    truncated: dict[str, int] = field(default_factory=dict)
+    started: Sequence[str] = ()
+    finished: Sequence[str] = ()
+    truncated: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
