@@ -1,0 +1,162 @@
+"""Part 4 of a scheduler: what happens when a running request needs room and there is none.
+
+    refuse      the request that needs room is given up: its client gets an error
+    wait        it keeps what it has and stalls until others leave; no admissions meanwhile (it can deadlock: the
+                no-progress guard then names the cycle)
+    throttle    admissions pause above `high` and resume below `low`; what still runs dry is preempted
+    degrade     above `high` new requests may produce at most `max_output_tokens`; one that runs dry ends early
+    pools       each class of requests has its share of the pool, and only takes room from its own class
+    recompute   the last admitted (or the least urgent) gives everything back and starts again (vLLM's preemption)
+    swap        the same victim, but its keys and values go to host memory and come back over the same bus
+
+`relieve` answers one question: is it worth asking the pool again? False means that the request itself does not run
+in this step (it was preempted, stalled, ended or given up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from labkit.errors import LabError
+from labkit.registry import Registry
+from labkit.serving.base import StepPlan
+from labkit.serving.request import Request
+
+if TYPE_CHECKING:
+    from labkit.serving.lab import LabScheduler
+
+PRESSURES: Registry[type[PressureResponse]] = Registry("pressure response")
+Victim = Literal["last", "least-urgent"]
+
+
+class PressureResponse:
+    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+        """What forbids an admission now, or None."""
+        return None
+
+    def joins(self, scheduler: LabScheduler, request: Request) -> None:
+        """The request is being admitted."""
+
+    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+        raise NotImplementedError
+
+
+@PRESSURES.register("refuse")
+class Refuse(PressureResponse):
+    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+        scheduler.drop(plan, request, "no room to grow")
+        return False
+
+
+@PRESSURES.register("wait")
+class Wait(PressureResponse):
+    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+        return "stalled_requests" if scheduler.stalled else None
+
+    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+        scheduler.stall(request)
+        return False
+
+
+@PRESSURES.register("recompute")
+class PreemptRecompute(PressureResponse):
+    """`victim`: "last" is the last admitted, "least-urgent" the one with the largest (priority, arrival)."""
+
+    def __init__(self, victim: Victim = "last"):
+        if victim not in ("last", "least-urgent"):
+            raise LabError(f"victim={victim!r} is not known; choose one of: last, least-urgent")
+        self.victim = victim
+
+    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+        victim = self.choose(scheduler, request)
+        self.preempt(scheduler, plan, victim)
+        return victim is not request
+
+    def choose(self, scheduler: LabScheduler, request: Request) -> Request:
+        running = scheduler.running
+        if self.victim == "last":
+            return running[next(reversed(running))]
+        return max(running.values(), key=lambda r: (r.spec.priority, r.arrival))
+
+    def preempt(self, scheduler: LabScheduler, plan: StepPlan, victim: Request) -> None:
+        scheduler.preempt(plan, victim)
+
+
+@PRESSURES.register("swap")
+class PreemptSwap(PreemptRecompute):
+    """The bytes count in `plan.swapped_bytes`, once on the way out and once on the way back; the executor turns them
+    into time (vLLM v0 `Scheduler._swap_out`, SOSP'23 section 4.5). Only prompts that are done are swapped."""
+
+    def preempt(self, scheduler: LabScheduler, plan: StepPlan, victim: Request) -> None:
+        if victim.status in ("decoding", "stalled"):
+            scheduler.swap_out(plan, victim)
+        else:
+            scheduler.preempt(plan, victim)
+
+
+@PRESSURES.register("throttle")
+class Throttle(PreemptRecompute):
+    def __init__(self, high: float = 0.9, low: float = 0.8, victim: Victim = "last"):
+        super().__init__(victim)
+        if not 0 < low <= high <= 1:
+            raise LabError(f"low={low}, high={high}: write shares of the pool with 0 < low <= high <= 1")
+        self.high, self.low, self.paused = high, low, False
+
+    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+        used = scheduler.usage
+        self.paused = used > (self.low if self.paused else self.high)
+        return "throttle" if self.paused and scheduler.running else None
+
+
+@PRESSURES.register("degrade")
+class DegradeOutput(PressureResponse):
+    def __init__(self, high: float = 0.9, max_output_tokens: int = 128):
+        self.high, self.max_output_tokens = high, max_output_tokens
+
+    def joins(self, scheduler: LabScheduler, request: Request) -> None:
+        if scheduler.usage > self.high:
+            scheduler.shorten(request, max(self.max_output_tokens, request.num_output_tokens + 1))
+
+    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+        scheduler.end_early(plan, request)
+        return False
+
+
+def long_or_short(request: Request) -> str:
+    """The default classes of `pools`: prompts above 4,096 tokens are "long"."""
+    return "long" if request.spec.num_prompt_tokens > 4096 else "short"
+
+
+@PRESSURES.register("pools")
+class SplitPools(PreemptRecompute):
+    """`shares` maps a class to its share of the blocks. A class cannot take what belongs to another, so a burst of
+    long requests preempts long ones only. What a class holds is counted when it is asked: O(running)."""
+
+    def __init__(
+        self,
+        shares: Mapping[str, float] | None = None,
+        classify: Callable[[Request], str] = long_or_short,
+    ):
+        super().__init__("last")
+        self.shares = dict(shares or {"long": 0.5, "short": 0.5})
+        if sum(self.shares.values()) > 1 + 1e-9 or min(self.shares.values()) <= 0:
+            raise LabError(
+                f"shares={self.shares} are not shares of one pool; write positive numbers that add up to at most 1"
+            )
+        self.classify = classify
+
+    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+        space, name = scheduler.space, self.classify(request)
+        held = sum(
+            space.blocks_for(r.num_placed_tokens)
+            for r in scheduler.running.values()
+            if self.classify(r) == name
+        )
+        budget = self.shares.get(name, 0.0) * space.num_blocks
+        return f"pool_{name}" if held + space.blocks_for(request.num_known_tokens) > budget else None
+
+    def choose(self, scheduler: LabScheduler, request: Request) -> Request:
+        name = self.classify(request)
+        same = [r for r in scheduler.running.values() if self.classify(r) == name]
+        return same[-1]
