@@ -1,7 +1,23 @@
 """Pictures. Matplotlib is imported here and nowhere below.
 
-from labkit.viz.memory_map import draw_layout                      # a map of spans
-from labkit.viz.timeline import Event, Limit, Series, draw_timeline  # curves over time, events marked
-from labkit.viz.panel import Choice, Slider, SliderPanel, Toggle    # sliders over one picture
-from labkit.viz.player import player                                # a run, scrubbed in the browser
+draw_layout      a map of spans
+draw_timeline    curves over time (`Series`), events marked on them (`Event`, `Limit`)
+SliderPanel      sliders (`Slider`, `Choice`, `Toggle`) over one picture
+player           a run, scrubbed in the browser (`from labkit.viz.player import RunBuilder, player`)
 """
+
+from labkit.viz.memory_map import draw_layout
+from labkit.viz.panel import Choice, Slider, SliderPanel, Toggle
+from labkit.viz.timeline import Event, Limit, Series, draw_timeline
+
+__all__ = [
+    "Choice",
+    "Event",
+    "Limit",
+    "Series",
+    "Slider",
+    "SliderPanel",
+    "Toggle",
+    "draw_layout",
+    "draw_timeline",
+]

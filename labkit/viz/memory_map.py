@@ -45,7 +45,7 @@ def draw_layout(
     spans = linear(spans)
     total = max([span.end for span in spans] + [capacity or 0, 1])
     num_rows = rows or _suggest_rows(len(spans))
-    row_size = _round_up(math.ceil(total / num_rows), unit)
+    row_size = row_length(math.ceil(total / num_rows), unit)
     num_rows = max(1, math.ceil(total / row_size))
     sums = _sums(spans, total)
     lines = -(-len(sums) // 3)
@@ -66,9 +66,12 @@ def draw_layout_on(
     row_size: int,
     unit: str = "bytes",
     highlight: Mapping[str, tuple[int, int]] | None = None,
+    background: str = "not reserved",
 ) -> None:
-    """The same map on axes of your own, `row_size` to a row; no legend."""
+    """The same map on axes of your own, `row_size` to a row; no legend. `background` is what no span covers."""
     num_rows = max(1, math.ceil(total / row_size))
+    if background == "free":
+        spans = _with_holes(spans, total)
     picture = layout_image(spans, total=num_rows * row_size, num_cells=num_rows * CELLS).reshape(
         num_rows, CELLS, 3
     )
@@ -83,7 +86,7 @@ def draw_layout_on(
     axes.tick_params(labelsize=8)
     if num_rows > 1:
         scale, name = byte_unit(total) if unit == "bytes" else (1.0, unit)
-        step = max(1, num_rows // 8)
+        step = max(1, math.ceil(num_rows * 0.2 / _height_inches(axes)))
         axes.set_yticks([row + 0.5 for row in range(0, num_rows, step)])
         axes.set_yticklabels([f"{row * row_size / scale:g}" for row in range(0, num_rows, step)])
         axes.set_ylabel(f"row starts at ({name})", fontsize=9)
@@ -132,6 +135,19 @@ def linear(spans: Sequence[Span]) -> list[Span]:
         placed.append(Span(at, span.size, span.state, span.requested, span.tag, span.lifetime, span.segment))
         at, before = at + span.size, span.end
     return placed
+
+
+def _with_holes(spans: Sequence[Span], total: int) -> list[Span]:
+    """The spans and a free span in every gap."""
+    filled, at = [], 0
+    for span in spans:
+        if span.offset > at:
+            filled.append(Span(at, span.offset - at, "free"))
+        filled.append(span)
+        at = span.end
+    if at < total:
+        filled.append(Span(at, total - at, "free"))
+    return filled
 
 
 def _parts(span: Span) -> list[tuple[int, str]]:
@@ -186,8 +202,8 @@ def _suggest_rows(num_spans: int) -> int:
     return 1 if num_spans <= 40 else min(16, 2 + num_spans // 60)
 
 
-def _round_up(size: int, unit: str) -> int:
-    """A row length that reads well: two significant digits in its unit."""
+def row_length(size: int, unit: str) -> int:
+    """The next row length that reads well: two significant digits in its unit."""
     scale = byte_unit(size)[0] if unit == "bytes" else 1.0
     value = size / scale
     step = 10.0 ** max(-1, math.floor(math.log10(max(value, 1.0))) - 1)
@@ -210,6 +226,10 @@ def _frame(axes: Axes, label: str, offset: int, size: int, row_size: int, unit: 
             )  # fmt: skip
             named = True
         start = stop
+
+
+def _height_inches(axes: Axes) -> float:
+    return axes.get_position().height * float(axes.figure.get_size_inches()[1])  # type: ignore[union-attr]
 
 
 def _outline(x: float, y: float, width: float) -> Patch:

@@ -22,7 +22,7 @@ LIFETIMES: dict[str, tuple[str, str]] = {
     "graph": ("#6A14DC", "CUDA graph pool"),
     "other": ("#7F7F7F", "no lifetime given"),
 }
-FREE, PENDING, UNMAPPED, CACHED, WASTE = "#EFEFEF", "#4D4D4D", "#FFFFFF", "#B5DCCB", "#C9B8A8"
+FREE, PENDING, UNMAPPED, CACHED, WASTE = "#E4E4E4", "#4D4D4D", "#FFFFFF", "#94CDB2", "#C4A78E"
 
 #: states that are not an owner: label -> colour
 STATES: dict[str, str] = {
