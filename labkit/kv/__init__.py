@@ -16,12 +16,14 @@ from labkit.errors import LabError
 from labkit.kv.base import Admission, Grown, KVCacheManager, KVStats, Move, NoSpace, positive
 from labkit.kv.grow import GrowCompactKVCache, GrowKVCache
 from labkit.kv.paged import PagedKVCache
+from labkit.kv.prefix import PREFIX_CACHES, make_prefix_cache
 from labkit.kv.reserve import ReserveMaxKVCache, ReserveOracleKVCache, ReservePow2KVCache
 from labkit.memory import make_allocator
 from labkit.registry import Registry
 
 __all__ = [
     "KV_CACHES",
+    "PREFIX_CACHES",
     "Admission",
     "Grown",
     "KVCacheManager",
@@ -29,6 +31,7 @@ __all__ = [
     "Move",
     "NoSpace",
     "make_kv_cache",
+    "make_prefix_cache",
 ]
 
 Builder = Callable[..., KVCacheManager]
@@ -46,7 +49,8 @@ def make_kv_cache(
 ) -> KVCacheManager:
     """A fresh KV cache by registry name; give its capacity in tokens or in bytes.
 
-    Options: `block_size`, `prefix`, `window`, `free_order` for "paged"; `allocator` (a name) for the contiguous ones,
+    Options: `block_size`, `window`, `free_order`, `prefix` ("off", "hash", "radix") and `prefix_options` (a dict, see
+    `make_prefix_cache`) for "paged"; `allocator` (a name) for the contiguous ones,
     and `max_model_len`, `grow_tokens`, `growth` where a variant has them. Raises `LabError` for an unknown name or
     option, and for a capacity that is missing, doubled or smaller than one block.
     """
@@ -75,12 +79,21 @@ def _paged(
     block_size: int = 16,
     window: int | None = None,
     free_order: Any = "lifo",
+    prefix: str = "off",
+    prefix_options: dict[str, Any] | None = None,
 ) -> KVCacheManager:
+    if prefix == "radix" and window is not None:
+        raise LabError("prefix 'radix' does not go with a sliding window: use prefix 'hash' or 'off'")
     num_blocks = capacity_tokens // positive(block_size, "block_size")
     if not num_blocks:
         raise LabError(f"capacity_tokens {capacity_tokens} is less than one block of {block_size}")
     return PagedKVCache(
-        num_blocks, bytes_per_token, block_size=block_size, window=window, free_order=free_order
+        num_blocks,
+        bytes_per_token,
+        block_size=block_size,
+        prefix=make_prefix_cache(prefix, block_size, **(prefix_options or {})),
+        window=window,
+        free_order=free_order,
     )
 
 

@@ -30,6 +30,7 @@ class BlockTable:
     keys: list[Hashable] = field(default_factory=list)
     token_ids: list[int] | None = None
     num_prompt_keys: int = 0
+    num_hits: int = 0
     num_published: int = 0
     priority: int = 0
     ttl_s: float | None = None
@@ -73,10 +74,8 @@ class PagedKVCache(KVCacheManager):
     def lookup(
         self, token_ids: Sequence[int] | None = None, block_keys: Sequence[Hashable] | None = None
     ) -> int:
-        keys = self._keys_of(token_ids, block_keys)
-        if self.prefix is None or not keys:
-            return 0
-        return len(self.prefix.match(keys, self._max_hit_blocks(token_ids, keys))) * self.block_size
+        _, hits, (_, num_inside) = self._find(token_ids, block_keys)
+        return len(hits) * self.block_size + num_inside
 
     def admit(
         self,
@@ -103,11 +102,8 @@ class PagedKVCache(KVCacheManager):
                 pool.num_free + pool.num_evictable,
                 can_ever_fit=False,
             )
-        keys = self._keys_of(token_ids, block_keys)
-        hits: list[int] = []
-        if self.prefix is not None and keys:
-            hits = self.prefix.match(keys, self._max_hit_blocks(token_ids, keys))
-        num_hit_tokens = len(hits) * self.block_size
+        keys, hits, (inside, num_inside) = self._find(token_ids, block_keys)
+        num_hit_tokens = len(hits) * self.block_size + num_inside
         num_needed = max(0, -(-num_tokens // self.block_size) - len(hits))
         num_free = pool.num_free + pool.num_evictable
         if hits:
@@ -118,19 +114,24 @@ class PagedKVCache(KVCacheManager):
             return Admission(False, reason, num_needed, num_free, num_hit_tokens)
 
         self._num_token_slots += pool.acquire(hits) * self.block_size
+        if hits and self.prefix is not None:
+            self.prefix.hit(hits)
         blocks = hits + pool.take(num_needed)
         table = BlockTable(blocks, max(num_tokens, num_hit_tokens), priority=priority, ttl_s=ttl_s)
-        self._num_token_slots += table.num_tokens - num_hit_tokens
+        self._num_token_slots += table.num_tokens - len(hits) * self.block_size
         self._tables[request_id] = table
+        moves: Sequence[Move] = ()
+        if num_inside:
+            moves = (Move(inside * self.block_size, blocks[len(hits)] * self.block_size, num_inside),)
+            self._num_moved_tokens += num_inside
         if self.prefix is not None and (token_ids is not None or block_keys is not None):
             self._last_keys = None
-            table.keys, table.num_prompt_keys, table.num_published = keys, len(keys), len(hits)
+            table.keys, table.num_prompt_keys = keys, len(keys)
+            table.num_hits = table.num_published = len(hits)
             table.token_ids = list(token_ids) if token_ids is not None else None
-            if hits:
-                self.prefix.hit(hits)
             if not self.prefix.publishes_when_computed:
                 self._publish(table, table.num_tokens)
-        return Admission(True, "", num_needed, num_free, num_hit_tokens)
+        return Admission(True, "", num_needed, num_free, num_hit_tokens, moves=moves)
 
     def fork(self, parent_id: str, child_id: str) -> Grown:
         """Shares every block, the partly filled last one included: the first of the two to append copies it."""
@@ -145,6 +146,7 @@ class PagedKVCache(KVCacheManager):
             list(parent.keys),
             list(parent.token_ids) if parent.token_ids is not None else None,
             parent.num_prompt_keys,
+            parent.num_hits,
             parent.num_published,
             parent.priority,
             parent.ttl_s,
@@ -165,8 +167,8 @@ class PagedKVCache(KVCacheManager):
         if self.window is not None:
             self._recycle(table)
         if num_needed > 0:
-            if self.prefix is not None and self.prefix.publishes_when_computed and table.keys:
-                self._publish_computed(table, old, ending=False)
+            if self.prefix is not None and self.prefix.publishes_when_computed:
+                self._publish_computed(table, old)
             num_free = self.pool.num_free + self.pool.num_evictable
             if num_needed > num_free:
                 raise NoSpace(
@@ -184,20 +186,21 @@ class PagedKVCache(KVCacheManager):
             blocks.extend(taken)
         table.num_tokens = new
         self._num_token_slots += num_tokens
-        if table.token_ids is not None and len(token_ids):
-            table.token_ids.extend(token_ids)
-        if self.prefix is not None and table.keys and not self.prefix.publishes_when_computed:
+        if len(token_ids) and table.token_ids is not None and len(table.token_ids) >= old:
+            table.token_ids.extend(token_ids)  # after a gap the later tokens are of no use: keys are chains
+        if (
+            self.prefix is not None
+            and table.token_ids is not None
+            and not self.prefix.publishes_when_computed
+        ):
             self._publish(table, new)
         return Grown(moves) if moves else NO_MOVES
 
     def free(self, request_id: str, *, num_computed_tokens: int | None = None) -> None:
         table = self._table(request_id)
         computed = table.num_tokens if num_computed_tokens is None else num_computed_tokens
-        if self.prefix is not None and table.keys:
-            num_full = computed // self.block_size
-            if num_full < table.num_published:
-                self.prefix.withdraw(table.blocks[num_full : table.num_published])
-            self._publish_computed(table, computed, ending=True)
+        if self.prefix is not None and (table.keys or table.token_ids is not None):
+            self._leave_prefix(self.prefix, table, computed)
         del self._tables[request_id]
         live = table.blocks[table.first_live :]
         num_idle = self.pool.release(live)
@@ -328,12 +331,28 @@ class PagedKVCache(KVCacheManager):
             max_tokens = min(max_tokens, self.window + 2 * size)
         return -(-max(num_tokens, max_tokens) // size)
 
+    def _find(
+        self, token_ids: Sequence[int] | None, block_keys: Sequence[Hashable] | None
+    ) -> tuple[list[Hashable], list[int], tuple[int, int]]:
+        """Keys of all full blocks, the blocks that are cached, and `(block, num_tokens)` of a hit inside the next one.
+        At least one known token is always left to compute, so that there is something to sample from."""
+        if self.prefix is None or (token_ids is None and block_keys is None):
+            return [], [], (-1, 0)
+        keys = self._keys_of(token_ids, block_keys)
+        if token_ids is None:
+            return keys, self.prefix.match(keys, len(keys)), (-1, 0)
+        hits = self.prefix.match(keys, (len(token_ids) - 1) // self.block_size)
+        if not self.prefix.partial_hits:
+            return keys, hits, (-1, 0)
+        at = len(hits) * self.block_size
+        rest = token_ids[at : min(at + self.block_size, len(token_ids) - 1)]
+        return keys, hits, self.prefix.match_inside(hits, rest)
+
     def _keys_of(
         self, token_ids: Sequence[int] | None, block_keys: Sequence[Hashable] | None
     ) -> list[Hashable]:
-        """Keys of all full blocks. The last answer is kept: a queue's head is asked about again in every step."""
-        if self.prefix is None or (token_ids is None and block_keys is None):
-            return []
+        """The last answer is kept: a queue's head is asked about again in every step."""
+        assert self.prefix is not None
         source: Sequence = token_ids if token_ids is not None else block_keys  # type: ignore[assignment]
         if self._last_keys is not None and self._last_keys[0] is source and self._last_keys[1] == len(source):
             return self._last_keys[2]
@@ -346,13 +365,23 @@ class PagedKVCache(KVCacheManager):
         self._last_keys = (source, len(source), keys)
         return keys
 
-    def _max_hit_blocks(self, token_ids: Sequence[int] | None, keys: list[Hashable]) -> int:
-        """At least one known token is always computed, so that there is something to sample from."""
-        return len(keys) if token_ids is None else (len(token_ids) - 1) // self.block_size
+    def _leave_prefix(self, prefix: PrefixCache, table: BlockTable, num_computed: int) -> None:
+        """Publish what was computed and not offered yet; withdraw what was offered and never computed."""
+        num_full = num_computed // self.block_size
+        if prefix.publishes_when_computed:
+            self._publish(table, num_computed)
+        elif table.num_published > max(num_full, table.num_hits):
+            prefix.withdraw(table.blocks[max(num_full, table.num_hits) : table.num_published])
+        ids = table.token_ids
+        if prefix.partial_hits and ids is not None and num_full == table.num_published:
+            tail = tuple(ids[num_full * self.block_size : num_computed])
+            if tail and len(tail) == num_computed % self.block_size:
+                keys = table.keys[:num_full]
+                prefix.publish_tail(keys, table.blocks[: num_full + 1], tail, table.priority, table.ttl_s)
 
-    def _publish_computed(self, table: BlockTable, num_computed: int, *, ending: bool) -> None:
+    def _publish_computed(self, table: BlockTable, num_computed: int) -> None:
         assert self.prefix is not None
-        if self.prefix.publishes_outputs_at_end and not ending:
+        if self.prefix.publishes_outputs_at_end:
             num_computed = min(num_computed, table.num_prompt_keys * self.block_size)
         self._publish(table, num_computed)
 

@@ -18,7 +18,7 @@ class PrefixCache(ABC):
     name: str
     #: False: blocks are findable as soon as they are placed, in the very step that computes them (vLLM);
     #: True: only when a later call shows that they were computed (SGLang, TensorRT-LLM)
-    publishes_when_computed: ClassVar[bool]
+    publishes_when_computed: bool
     #: True: outputs become findable only when the request ends (SGLang)
     publishes_outputs_at_end: ClassVar[bool] = False
 
@@ -29,6 +29,8 @@ class PrefixCache(ABC):
         self.num_evictable = 0
         self.num_evicted = 0
         self.refs: list[int] = []
+        #: the beginning of a block can be hit too: `match_inside` and `publish_tail` are there
+        self.partial_hits = False
 
     def attach(self, refs: list[int]) -> None:
         """The pool's reference counts, read only."""
@@ -65,9 +67,27 @@ class PrefixCache(ABC):
         """Make `blocks[start:stop]` (full, held by the caller) findable. Returns `[(index, block)]`: entries of the
         caller's table that it should re-point to an equal block that was there first."""
 
-    @abstractmethod
     def withdraw(self, blocks: Sequence[int]) -> None:
-        """These blocks (held by the caller) hold nothing after all: make them, and what hangs below, unfindable."""
+        """These blocks (held by the caller) were published and hold nothing after all: make them unfindable. Only
+        where publishing comes before computing."""
+        raise NotImplementedError(f"{self.name} publishes only what was computed")
+
+    def match_inside(self, hits: Sequence[int], rest: Sequence[int]) -> tuple[int, int]:
+        """`(block, num_tokens)`: the cached block after `hits` that begins with most tokens of `rest`; `(-1, 0)` if none
+        does."""
+        return -1, 0
+
+    def publish_tail(
+        self,
+        keys: Sequence[Hashable],
+        blocks: Sequence[int],
+        tokens: tuple[int, ...],
+        priority: int,
+        ttl_s: float | None,
+    ) -> None:
+        """Make the last of an ended request's `blocks`, which holds only `tokens`, findable for `match_inside`; `keys`
+        are those of the full blocks before it."""
+        raise NotImplementedError(f"{self.name} has no partial hits")
 
     @abstractmethod
     def holds(self, block: int) -> bool: ...
