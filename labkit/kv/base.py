@@ -130,7 +130,8 @@ class KVCacheManager(ABC):
 
         max_tokens    prompt and allowed output together: what it may grow to.
         token_ids     all tokens known so far (may be more than `num_tokens`), where a prefix cache is to look them up.
-        block_keys    instead of `token_ids`: one key for each full block, where a trace has only those.
+        block_keys    instead of `token_ids`: one key for each full block among all known tokens but the last, where a
+                      trace has only those.
         final_tokens  prompt and *real* output together; only the oracle baselines look at it.
         priority, ttl_s  how dear the request's cached blocks are to the "priority" eviction policy.
 
@@ -206,11 +207,12 @@ class KVCacheManager(ABC):
     @property
     @abstractmethod
     def num_free_blocks(self) -> int:
-        """Blocks that a new request could take: unused ones, and cached ones that nobody holds (evictable)."""
+        """Blocks that nobody holds and nothing is cached in."""
 
     @property
     def num_evictable_blocks(self) -> int:
-        """Those of the free blocks whose content can still be found."""
+        """Blocks that nobody holds and whose content can still be found; taken when the free ones are used up. Pinned
+        are `num_total_blocks - num_free_blocks - num_evictable_blocks`."""
         return 0
 
 

@@ -236,7 +236,7 @@ class PagedKVCache(KVCacheManager):
 
     @property
     def num_free_blocks(self) -> int:
-        return self.pool.num_free + self.pool.num_evictable
+        return self.pool.num_free
 
     @property
     def num_evictable_blocks(self) -> int:
