@@ -12,7 +12,7 @@ import inspect
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.memory import best_fit, buddy, first_fit, next_fit, worst_fit  # noqa: F401  (they register)
+from labkit.memory import best_fit, buddy, caching, first_fit, next_fit, worst_fit  # noqa: F401  (they register)
 from labkit.memory.arena import Arena
 from labkit.memory.base import ALLOCATORS, Allocation, Allocator, AllocatorStats, OutOfMemory, Span
 from labkit.memory.measures import Fragmentation, measure

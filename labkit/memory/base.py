@@ -134,11 +134,9 @@ class Allocator(ABC):
 
     def try_grow(self, allocation: Allocation, size: int) -> bool:
         """Make a live allocation at least `size` bytes long *in place*; False (and nothing changed) when there is
-        no room behind it. This default only uses rounding slack; the fit family also takes the free span behind."""
-        if size > allocation.size:
-            return False
-        allocation.requested = max(allocation.requested, size)
-        return True
+        no room behind it. This default says whether the rounding slack is enough; variants that count requested bytes
+        also update them, and the fit family takes the free span behind as well."""
+        return checked_size(size) <= allocation.size
 
     @property
     def address_space_bytes(self) -> int:

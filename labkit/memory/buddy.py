@@ -100,10 +100,11 @@ class BuddyAllocator(Allocator):
     def try_grow(self, allocation: Allocation, size: int) -> bool:
         if self._live.get(allocation.offset) is not allocation:
             raise not_live(self, allocation)
-        before = allocation.requested
-        grown = super().try_grow(allocation, checked_size(size))
-        self._requested_bytes += allocation.requested - before
-        return grown
+        if checked_size(size) > allocation.size:
+            return False
+        self._requested_bytes += max(size - allocation.requested, 0)
+        allocation.requested = max(size, allocation.requested)
+        return True
 
     def layout(self) -> list[Span]:
         spans = [Span(o, 1 << k, "free") for k, offsets in self._free.items() for o in offsets]
