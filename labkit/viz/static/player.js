@@ -445,9 +445,9 @@ class Player {
     if (this.timer) { cancelAnimationFrame(this.timer); this.timer = 0; this.playButton.textContent = "Play"; return; }
     if (this.now === this.clock.length - 1) { this.now = 0; this.draw(); }
     this.playButton.textContent = "Pause";
-    let before = performance.now(), exact = this.now;
+    let before = 0, exact = this.now; // a frame's own clock may lag behind performance.now()
     const tick = (now) => {
-      exact += (((now - before) / 1000) * this.speed * (this.clock.length - 1)) / RUN_SECONDS;
+      exact += (((before ? now - before : 0) / 1000) * this.speed * (this.clock.length - 1)) / RUN_SECONDS;
       before = now;
       const step = Math.min(this.clock.length - 1, Math.floor(exact));
       if (step !== this.now) { this.now = step; this.draw(); }
