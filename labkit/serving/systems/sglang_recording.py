@@ -1,0 +1,142 @@
+"""Replays a recording of SGLang's scheduler, field by field (`tests/golden/sglang/README.md` says what a row means)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.errors import InputError
+from labkit.recording import Comparison
+from labkit.serving.base import StepPlan, StepResult
+from labkit.serving.systems.sglang import SglangScheduler
+from labkit.serving.systems.sglang_options import SglangOptions
+from labkit.workload.base import RequestSpec
+
+#: options that a recording's `config` names as the server does
+_SAME_NAMES = (
+    "page_size", "max_total_tokens", "max_running_requests", "chunked_prefill_size", "max_prefill_tokens",
+    "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "disable_radix_cache", "ignore_eos",
+    "radix_eviction_policy", "retraction_policy", "prefill_max_requests", "prefill_decode_interval",
+    "prefill_decode_interval_min_bs", "disable_priority_preemption", "radix_eviction_policy_config",
+    "schedule_low_priority_values_first", "priority_scheduling_preemption_threshold",
+)  # fmt: skip
+#: `config` says nothing about these; the recordings ran with them
+_ALWAYS = {"schedule_low_priority_values_first": True, "priority_scheduling_preemption_threshold": 0}
+
+
+def replay(recording: Mapping[str, Any]) -> Comparison:
+    """Compare every recorded field of every step, and the totals. Raises `InputError` for what is no such recording."""
+    comparison = Comparison("sglang")
+    try:
+        workload, steps, config = recording["workload"], recording["steps"], recording["config"]
+    except (KeyError, TypeError):
+        raise InputError("SGLang recording", "needs config, workload and steps") from None
+    scheduler = _scheduler(config)
+    specs = _specs(workload)
+    arrivals = sorted(range(len(workload)), key=lambda i: workload[i]["arrival_step"])
+    totals = {
+        "steps": 0,
+        "hit_tokens_at_admission": 0,
+        "extend_tokens": 0,
+        "retractions": 0,
+        "evicted_tokens": 0,
+    }
+    at = 0
+    for number, recorded in enumerate(steps):
+        added = []
+        while at < len(arrivals) and workload[arrivals[at]]["arrival_step"] <= number:
+            spec, first_token = specs[arrivals[at]]
+            scheduler.add(spec)
+            scheduler.requests[spec.request_id].first_output_token = first_token
+            added.append(spec.request_id)
+            at += 1
+        replayed = _run_step(scheduler, number, added, totals)
+        comparison.compare(f"steps[{number}]", recorded, replayed)
+        comparison.num_ops += 1
+    if "totals" in recording:
+        known = {name: value for name, value in recording["totals"].items() if name != "deterministic"}
+        comparison.compare("totals", known, {**totals, "steps": comparison.num_ops})
+        if "deterministic" in recording["totals"]:
+            comparison.compare("totals.deterministic", recording["totals"]["deterministic"], True)
+    return comparison
+
+
+def _scheduler(config: Mapping[str, Any]) -> SglangScheduler:
+    values = {**_ALWAYS, **{name: config[name] for name in _SAME_NAMES if config.get(name) is not None}}
+    values["enable_priority_scheduling"] = config.get(
+        "enable_priority", config.get("enable_priority_scheduling", False)
+    )
+    if config.get("chunked_prefill_size") is None:
+        values["chunked_prefill_size"] = -1
+    options = SglangOptions.from_dict(values)
+    return SglangScheduler(
+        options, as_recorded=True, split_keeps_age=config.get("cache", "unified") == "unified"
+    )
+
+
+def _specs(workload: list[dict[str, Any]]) -> list[tuple[RequestSpec, int]]:
+    """Output token j of the request at index i is 1000000 + 10000*i + j."""
+    return [
+        (
+            RequestSpec(
+                request_id=w["id"],
+                arrival_s=float(w["arrival_step"]),
+                num_prompt_tokens=len(w["prompt_token_ids"]),
+                num_output_tokens=w["output_len"],
+                max_output_tokens=w["output_len"],
+                prompt_token_ids=w["prompt_token_ids"],
+                priority=w.get("priority") or 0,
+            ),
+            1_000_000 + 10_000 * i,
+        )
+        for i, w in enumerate(workload)
+    ]
+
+
+def _run_step(
+    scheduler: SglangScheduler, number: int, added: list[str], totals: dict[str, int]
+) -> dict[str, Any]:
+    """One step of the scheduler, as the recorder wrote it down."""
+    record: dict[str, Any] = {
+        "step": number,
+        "added": added,
+        "new_token_ratio_before": scheduler.ratio.current,
+    }
+    queued = {r.id for r in scheduler.waiting}
+    plan = scheduler.schedule()
+    record["mode"] = scheduler.mode
+    record["new_token_ratio_after"] = scheduler.ratio.current
+    if scheduler.mode is not None:
+        record["batch"] = _batch(scheduler, queued)
+        record["chunked_req"] = scheduler.chunked.id if scheduler.chunked else None
+        record["available_after_alloc"] = scheduler.pool.available
+        record["evictable_after_alloc"] = scheduler.tree.num_evictable
+    record["retracted"] = [
+        {"id": r.id, "prompt": r.num_prompt, "outputs": r.num_outputs} for r in scheduler.retracted
+    ]
+    record["evictions"] = scheduler.memory.evictions
+    record["running"] = [r.id for r in scheduler.running]
+    _count(scheduler, plan, totals)
+    record["finished"] = list(scheduler.update(plan, StepResult(0.0)).finished)
+    record["waiting"] = [r.id for r in scheduler.waiting]
+    record["batch_is_full"] = scheduler.batch_is_full
+    record["available"] = scheduler.pool.available
+    record["evictable"] = scheduler.tree.num_evictable
+    record["protected"] = scheduler.tree.num_protected
+    return record
+
+
+def _batch(scheduler: SglangScheduler, queued: set[str]) -> list[Any]:
+    if scheduler.mode == "decode":
+        return [r.id for r in scheduler.decode_rows]
+    rows: list[Any] = [
+        [r.id, r.prefix_len, r.extend_end - r.prefix_len, r.id in queued] for r in scheduler.extend_rows
+    ]
+    return rows + [[r.id, "decode"] for r in scheduler.decode_rows]
+
+
+def _count(scheduler: SglangScheduler, plan: StepPlan, totals: dict[str, int]) -> None:
+    totals["hit_tokens_at_admission"] += sum(admitted.num_hit_tokens for admitted in plan.admitted)
+    totals["extend_tokens"] += plan.num_prefill_tokens
+    totals["retractions"] += len(scheduler.retracted)
+    totals["evicted_tokens"] += sum(evicted for _, evicted in scheduler.memory.evictions)
