@@ -34,11 +34,11 @@ COLUMNS = (
 _DIGEST_EVERY = 100
 
 
-def replay(recording: dict[str, Any]) -> Comparison:
+def replay(recording: dict[str, Any], max_kept: int = 20) -> Comparison:
     """Every row, device event, layout digest, reservation, and the final layout, device counters and statistics."""
-    _check_shape(recording)
-    comparison = Comparison(FORMAT)
-    run = _Run(recording, stream_handle=_second_stream(recording), heap_top=_heap_top(recording))
+    check_shape(recording)
+    comparison = Comparison(FORMAT, max_kept=max_kept)
+    run = Run(recording, stream_handle=_second_stream(recording), heap_top=_heap_top(recording))
     comparison.compare("columns", recording["columns"], COLUMNS)
     for index, (op, row) in enumerate(zip(recording["ops"], recording["rows"], strict=True)):
         values = run.step(op)
@@ -54,7 +54,7 @@ def replay(recording: dict[str, Any]) -> Comparison:
     return comparison
 
 
-class _Run:
+class Run:
     """One pass over the operations. Recorded stream indices 0 and 1 become the handles 0 and `stream_handle`."""
 
     def __init__(self, recording: dict[str, Any], *, stream_handle: int = 1, heap_top: int = 0):
@@ -196,7 +196,7 @@ def _heap_top(recording: dict[str, Any]) -> int:
     begins at 0. The other two policies begin at 0."""
     if recording["config"]["address_policy"] != "descending":
         return 0
-    run = _Run(recording)
+    run = Run(recording)
     votes = Counter(
         row[1] - values[1]
         for row, values in zip(recording["rows"], map(run.step, recording["ops"]), strict=True)
@@ -205,7 +205,7 @@ def _heap_top(recording: dict[str, Any]) -> int:
     return votes.most_common(1)[0][0] if votes else 0
 
 
-def _check_shape(recording: dict[str, Any]) -> None:
+def check_shape(recording: dict[str, Any]) -> None:
     """One sentence for a file that is not such a recording."""
     where = recording.get("name", "recording")
     for key, kind in {
