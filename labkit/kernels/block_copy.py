@@ -1,4 +1,9 @@
-"""Block copy: what copy-on-write does before a shared block is written."""
+# mypy: disable-error-code="valid-type,name-defined"
+"""Block copy: what copy-on-write does before a shared block is written.
+
+One program a (pair, piece of 512 words). Counted per cache: reads and writes `num_pairs * block_bytes` each, and 16
+bytes a pair for the ids (once a piece); no FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from labkit.errors import LabError
 from labkit.kernels import checks
-from labkit.kernels.backend import uses_triton
+from labkit.kernels.backend import jit, tl, uses_triton
+from labkit.kernels.copy_words import BLOCK, as_words, hint, is_wide
 from labkit.kernels.quantize import raw
 
 
@@ -24,9 +29,7 @@ def block_copy(caches: Sequence[torch.Tensor], block_pairs: torch.Tensor, *, val
         return
     for cache in caches:
         if uses_triton(cache):
-            raise LabError(
-                "block_copy: the compiled kernel is not there yet; start with LABKIT_KERNELS=reference"
-            )
+            _launch(cache, block_pairs)
         else:
             block_copy_reference(cache, block_pairs)
 
@@ -35,6 +38,52 @@ def block_copy_reference(cache: torch.Tensor, block_pairs: torch.Tensor) -> None
     """The same for one cache in plain torch."""
     sources, targets = block_pairs.long().unbind(1)
     raw(cache)[targets] = raw(cache)[sources]
+
+
+#: see `paged_decode.ALIGNED`; the strides are hinted in the kernel where WIDE says that they were checked
+ALIGNED = ("source", "target")
+
+
+@jit(do_not_specialize=["block_pairs", "num_words", "stride_source", "stride_target"])
+def copy_blocks_kernel(
+    source,
+    target,
+    block_pairs,
+    num_words,
+    stride_source,
+    stride_target,
+    BLOCK_WORDS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Program (pair, piece). Used with two pools by `swap_blocks`, with one by `block_copy`."""
+    pair = tl.program_id(0).to(tl.int64)
+    words = tl.program_id(1) * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
+    from_block = tl.load(block_pairs + pair * 2).to(tl.int64)
+    to_block = tl.load(block_pairs + pair * 2 + 1).to(tl.int64)
+    mask = words < hint(num_words, WIDE)
+    piece = tl.load(source + from_block * hint(stride_source, WIDE) + words, mask=mask, other=0)  # kv
+    tl.store(target + to_block * hint(stride_target, WIDE) + words, piece, mask=mask)
+
+
+def launch_copy(source: torch.Tensor, target: torch.Tensor, block_pairs: torch.Tensor) -> None:
+    """`source` and `target` as `[num_blocks, words]`; `block_pairs` contiguous."""
+    num_words = source.shape[1]
+    copy_blocks_kernel[(len(block_pairs), -(-num_words // BLOCK))](
+        source,
+        target,
+        block_pairs,
+        num_words,
+        source.stride(0),
+        target.stride(0),
+        BLOCK_WORDS=BLOCK,
+        WIDE=is_wide(num_words, source.stride(0), target.stride(0)),
+        num_warps=4,
+    )
+
+
+def _launch(cache: torch.Tensor, block_pairs: torch.Tensor) -> None:
+    words = as_words("caches", cache, 1)
+    launch_copy(words, words, block_pairs.contiguous())
 
 
 def _check(caches: Sequence[torch.Tensor], block_pairs: torch.Tensor, validate: bool) -> None:

@@ -153,5 +153,22 @@ def check_alignment(**tensors: torch.Tensor | None) -> None:
                     name,
                     f"stride of dimension {dim} is {tensor.stride(dim)} elements, accepted are multiples of {ALIGNMENT}",
                 )
-        if tensor.data_ptr() % ALIGNMENT:
-            raise fail(name, f"starts {tensor.data_ptr() % ALIGNMENT} bytes off a {ALIGNMENT}-byte boundary")
+        check_alignment_of_address(name, tensor)
+
+
+def check_alignment_of_address(name: str, tensor: torch.Tensor) -> None:
+    if tensor.data_ptr() % ALIGNMENT:
+        raise fail(name, f"starts {tensor.data_ptr() % ALIGNMENT} bytes off a {ALIGNMENT}-byte boundary")
+
+
+def check_contiguous(**tensors: torch.Tensor | None) -> None:
+    """Scales and index vectors are addressed without strides."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise fail(name, f"has strides {tuple(tensor.stride())}, accepted is a contiguous tensor")
+
+
+def check_rows_contiguous(name: str, tensor: torch.Tensor) -> None:
+    """A matrix whose rows are contiguous; the rows themselves may be strided."""
+    if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise fail(name, f"stride of dimension {tensor.dim() - 1} is {tensor.stride(-1)}, accepted is 1")

@@ -1,8 +1,13 @@
+# mypy: disable-error-code="valid-type,name-defined"
 """Move slots: growth by copy and compaction of a contiguous cache.
 
 Moves are applied in their order, each as if its rows were read before any was written (a request may slide onto
 itself). Runs of moves that do not touch each other's results are executed together: in a parallel launch no order
 exists, so a run ends where a move reads or writes what an earlier move of the run has written.
+
+One program a (row, piece of 512 words). Counted per cache and run: reads and writes `num_tokens * row_bytes` each, plus
+16 bytes of slot numbers a row and piece; a run whose sources meet its targets goes through a staging copy and moves the
+rows twice. No FLOPs.
 """
 
 from __future__ import annotations
@@ -12,9 +17,9 @@ from typing import Protocol
 
 import torch
 
-from labkit.errors import LabError
 from labkit.kernels import checks
-from labkit.kernels.backend import uses_triton
+from labkit.kernels.backend import jit, tl, uses_triton
+from labkit.kernels.copy_words import BLOCK, as_words, hint, is_wide
 from labkit.kernels.quantize import raw
 
 
@@ -42,9 +47,7 @@ def move_slots(caches: Sequence[torch.Tensor], moves: Sequence[MoveLike]) -> int
     for run in independent_runs(moves):
         for cache in caches:
             if uses_triton(cache):
-                raise LabError(
-                    "move_slots: the compiled kernel is not there yet; start with LABKIT_KERNELS=reference"
-                )
+                _launch(cache, run)
             else:
                 move_slots_reference(cache, run)
     return num_rows * sum(cache[0].numel() * cache.element_size() for cache in caches)
@@ -81,6 +84,69 @@ def expand(run: Sequence[MoveLike], device: torch.device) -> tuple[torch.Tensor,
     owner = torch.arange(len(run)).repeat_interleave(lengths)
     offsets = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths)[owner]
     return (table[owner, 0] + offsets).to(device), (table[owner, 1] + offsets).to(device)
+
+
+#: see `paged_decode.ALIGNED`; the strides are hinted in the kernel where WIDE says that they were checked
+ALIGNED = ("source", "target")
+
+
+@jit(do_not_specialize=["source_slots", "target_slots", "num_words", "stride_source", "stride_target"])
+def move_slots_kernel(
+    source,
+    target,
+    source_slots,
+    target_slots,
+    num_words,
+    stride_source,
+    stride_target,
+    BLOCK_WORDS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Program (row, piece): `target[target_slots[i]] = source[source_slots[i]]`."""
+    row = tl.program_id(0).to(tl.int64)
+    words = tl.program_id(1) * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
+    from_slot = tl.load(source_slots + row)
+    to_slot = tl.load(target_slots + row)
+    mask = words < hint(num_words, WIDE)
+    piece = tl.load(source + from_slot * hint(stride_source, WIDE) + words, mask=mask, other=0)  # kv
+    tl.store(target + to_slot * hint(stride_target, WIDE) + words, piece, mask=mask)
+
+
+def _launch(cache: torch.Tensor, run: Sequence[MoveLike]) -> None:
+    words = as_words("caches", cache, 1)
+    sources, targets = expand(run, cache.device)
+    if not _overlapping(run):
+        _launch_one(words, words, sources, targets)
+        return
+    staging = torch.empty(len(sources), words.shape[1], dtype=words.dtype, device=words.device)
+    order = torch.arange(len(sources), device=words.device)
+    _launch_one(words, staging, sources, order)
+    _launch_one(staging, words, order, targets)
+
+
+def _launch_one(
+    source: torch.Tensor, target: torch.Tensor, source_slots: torch.Tensor, target_slots: torch.Tensor
+) -> None:
+    num_words = source.shape[1]
+    move_slots_kernel[(len(source_slots), -(-num_words // BLOCK))](
+        source,
+        target,
+        source_slots,
+        target_slots,
+        num_words,
+        source.stride(0),
+        target.stride(0),
+        BLOCK_WORDS=BLOCK,
+        WIDE=is_wide(num_words, source.stride(0), target.stride(0)),
+        num_warps=4,
+    )
+
+
+def _overlapping(run: Sequence[MoveLike]) -> bool:
+    """True when some source of the run meets some target: then rows must be read before any is written."""
+    sources = [(move.src_slot, move.src_slot + move.num_tokens) for move in run]
+    targets = [(move.dst_slot, move.dst_slot + move.num_tokens) for move in run]
+    return any(a < d and c < b for a, b in sources for c, d in targets)
 
 
 def _check(caches: Sequence[torch.Tensor], moves: Sequence[MoveLike]) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 
 
-def attention_row(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def attention_row(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
     """`query [head_dim]`, `keys [n, head_dim]`, `values [n, value_dim]` -> `[value_dim]`; zeros for n = 0."""
     if len(keys) == 0:
         return torch.zeros(values.shape[-1], dtype=torch.float64)
@@ -66,5 +68,7 @@ def worst_head_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     if len(expected) == 0:
         return 0.0
     difference, size = (result - expected).norm(dim=-1), expected.norm(dim=-1)
-    error = torch.where(size > 0, difference / size.clamp_min(1e-300), torch.where(difference > 0, torch.inf, 0.0))
+    error = torch.where(
+        size > 0, difference / size.clamp_min(1e-300), torch.where(difference > 0, torch.inf, 0.0)
+    )
     return float(error.max())

@@ -1,12 +1,27 @@
-"""Prefill and chunked prefill through a block table: several query tokens a request over a cached prefix."""
+# mypy: disable-error-code="valid-type,name-defined"
+"""Prefill and chunked prefill through a block table: several query tokens a request over a cached prefix.
+
+One program a (tile of query rows, query head, request). Counted per call, with Q query rows and P = sum over rows of the
+keys they see (n * prefix + n * (n + 1) / 2 for n rows behind a prefix), b bytes an element, M rows a tile:
+
+    read    2 * sum(tiles * visible) * num_heads * head_dim * b   keys and values, once a tile and query head (L2 serves
+                                                                  the heads of one group)
+            Q * num_heads * head_dim * b                          queries
+            tiles * ceil(visible / block_size) * num_heads * 4    table entries
+    write   Q * num_heads * head_dim * b                          outputs
+    FLOPs   4 * P * num_heads * head_dim                          about 2 * M / b FLOPs a byte: bound by the ALUs
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 
-from labkit.errors import LabError
 from labkit.kernels import checks
-from labkit.kernels.backend import uses_triton
+from labkit.kernels.backend import jit, tl, uses_triton
+from labkit.kernels.decode_tiles import check_supported, stride, upcasts
 from labkit.kernels.layout import clamped_positions, positions_to_slots
 from labkit.kernels.reference import attend, gather_heads
 
@@ -23,6 +38,7 @@ def paged_prefill_attention(
     window: int | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    max_query_len: int | None = None,
     validate: bool = True,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of each request over all its tokens so far, these included.
@@ -31,6 +47,7 @@ def paged_prefill_attention(
     cu_query_lens   [num_requests + 1]: request r owns the rows [cu_query_lens[r], cu_query_lens[r + 1])
     seq_lens        [num_requests]: cached prefix plus this chunk; row i of n is position seq_lens[r] - n + i
     k_cache, v_cache, block_tables, window as in `paged_decode_attention`; the chunk's keys are already written
+    max_query_len   the longest chunk; None: the launcher reads it from cu_query_lens
     returns         [num_tokens, num_heads, head_dim] in the query's dtype
     """
     _check(
@@ -49,8 +66,18 @@ def paged_prefill_attention(
     if len(query) == 0:
         return torch.zeros_like(query)
     if uses_triton(query):
-        raise LabError(
-            "paged_prefill: the compiled kernel is not there yet; start with LABKIT_KERNELS=reference"
+        return _launch(
+            query,
+            k_cache,
+            v_cache,
+            block_tables,
+            cu_query_lens,
+            seq_lens,
+            scale,
+            window,
+            k_scale,
+            v_scale,
+            max_query_len,
         )
     return paged_prefill_attention_reference(
         query,
@@ -106,6 +133,223 @@ def first_visible(seq_lens: torch.Tensor, query_lens: torch.Tensor, window: int 
     if window is None:
         return torch.zeros_like(seq_lens)
     return (seq_lens - query_lens + 1 - window).clamp_min(0).minimum(seq_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """`tile_m` query rows by `tile_n` keys at a time."""
+
+    tile_m: int
+    tile_n: int
+    num_warps: int
+    num_stages: int
+
+
+def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
+    """As `decode_config`: no supported shape may spill."""
+    if dtype == torch.float32:
+        return PrefillConfig(
+            tile_m=16 if head_dim > 128 else 32, tile_n=16 if head_dim > 64 else 32, num_warps=4, num_stages=2
+        )
+    return PrefillConfig(
+        tile_m=64, tile_n=32 if head_dim > 128 else 64, num_warps=8 if head_dim > 128 else 4, num_stages=2
+    )
+
+
+#: see `paged_decode.ALIGNED`
+ALIGNED = (
+    "out",
+    "query",
+    "k_cache",
+    "v_cache",
+    "stride_out_row",
+    "stride_out_head",
+    "stride_q_row",
+    "stride_q_head",
+    "stride_k_block",
+    "stride_k_slot",
+    "stride_k_head",
+    "stride_v_block",
+    "stride_v_slot",
+    "stride_v_head",
+)
+
+
+@jit(
+    do_not_specialize=[
+        "k_scale",
+        "v_scale",
+        "block_tables",
+        "cu_query_lens",
+        "seq_lens",
+        "scale_log2",
+        "num_kv_heads",
+        "window",
+        "stride_table",
+    ]
+)
+def paged_prefill_kernel(
+    out,
+    query,
+    k_cache,
+    v_cache,
+    k_scale,
+    v_scale,
+    block_tables,
+    cu_query_lens,
+    seq_lens,
+    scale_log2,
+    num_kv_heads,
+    window,
+    stride_out_row,
+    stride_out_head,
+    stride_q_row,
+    stride_q_head,
+    stride_k_block,
+    stride_k_slot,
+    stride_k_head,
+    stride_v_block,
+    stride_v_slot,
+    stride_v_head,
+    stride_table,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Program (tile of query rows, query head, request)."""
+    tile_m = tl.program_id(0)
+    head = tl.program_id(1)
+    request = tl.program_id(2).to(tl.int64)
+    first_row = tl.load(cu_query_lens + request).to(tl.int64)
+    num_rows = (tl.load(cu_query_lens + request + 1).to(tl.int64) - first_row).to(tl.int32)
+    length = tl.load(seq_lens + request).to(tl.int32)
+    if tile_m * BLOCK_M < num_rows:
+        kv_head = head // GROUP
+        offs_n = tl.arange(0, BLOCK_N)
+        offs_d = tl.arange(0, HEAD_DIM)
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        real = rows < num_rows
+        at = length - num_rows + rows  # positions of the query rows
+        tile_end = tl.minimum(length - num_rows + (tile_m + 1) * BLOCK_M, length)
+        start = 0
+        if WINDOWED:
+            start = tl.maximum(length - num_rows + tile_m * BLOCK_M + 1 - window, 0)
+        q_at = query + (first_row + rows)[:, None] * stride_q_row + head * stride_q_head + offs_d[None, :]
+        q = tl.load(q_at, mask=real[:, None], other=0.0)
+        if UPCAST:
+            q = q.to(tl.float32)
+        table_row = block_tables + request * stride_table
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+        for tile in tl.range(start // BLOCK_N * BLOCK_N, tile_end, BLOCK_N):
+            positions = tile + offs_n
+            inside = (positions >= start) & (positions < tile_end)
+            if BLOCK_SIZE >= BLOCK_N:
+                block = tl.load(table_row + tile // BLOCK_SIZE).to(tl.int64)  # table
+                offset = tile % BLOCK_SIZE + offs_n
+            else:
+                block = tl.load(table_row + positions // BLOCK_SIZE, mask=inside, other=0).to(
+                    tl.int64
+                )  # table
+                offset = positions % BLOCK_SIZE
+            k_rows = block * stride_k_block + offset * stride_k_slot + kv_head * stride_k_head
+            v_rows = block * stride_v_block + offset * stride_v_slot + kv_head * stride_v_head
+            k = tl.load(k_cache + k_rows[:, None] + offs_d[None, :], mask=inside[:, None], other=0.0)  # kv
+            v = tl.load(v_cache + v_rows[:, None] + offs_d[None, :], mask=inside[:, None], other=0.0)  # kv
+            if QUANTIZED:
+                scale_at = (block * BLOCK_SIZE + offset) * num_kv_heads + kv_head
+                k_row_scale = tl.load(k_scale + scale_at, mask=inside, other=0.0)
+                v_row_scale = tl.load(v_scale + scale_at, mask=inside, other=0.0)
+                k = k.to(tl.float32).to(q.dtype)
+                v = v.to(tl.float32).to(q.dtype)
+            if UPCAST:
+                k = k.to(tl.float32)
+                v = v.to(tl.float32)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            if QUANTIZED:
+                scores = scores * k_row_scale[None, :]
+            seen = inside[None, :] & (positions[None, :] <= at[:, None])
+            if WINDOWED:
+                seen = seen & (positions[None, :] > at[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            # a row may see nothing of this tile, and nothing so far: then there is no maximum to subtract
+            base = tl.where(new_top > float("-inf"), new_top, 0.0)
+            weights = tl.exp2(scores - base[:, None])
+            shrink = tl.exp2(top - base)
+            total = total * shrink + tl.sum(weights, 1)
+            if QUANTIZED:
+                weights = weights * v_row_scale[None, :]
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+            top = new_top
+        result = acc / tl.where(total > 0, total, 1.0)[:, None]
+        out_at = out + (first_row + rows)[:, None] * stride_out_row + head * stride_out_head + offs_d[None, :]
+        tl.store(out_at, result.to(out.dtype.element_ty), mask=real[:, None])
+
+
+def _launch(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    cu_query_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    max_query_len: int | None,
+) -> torch.Tensor:
+    _, num_heads, head_dim = query.shape
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    check_supported(query.dtype, head_dim, block_size)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    checks.check_alignment(query=query, k_cache=k_cache, v_cache=v_cache, out=out)
+    checks.check_contiguous(k_scale=k_scale, v_scale=v_scale, cu_query_lens=cu_query_lens, seq_lens=seq_lens)
+    checks.check_rows_contiguous("block_tables", block_tables)
+    if max_query_len is None:
+        max_query_len = int(cu_query_lens.diff().max())  # waits for the device; callers that know it pass it
+    config = prefill_config(query.dtype, head_dim)
+    paged_prefill_kernel[(-(-max_query_len // config.tile_m), num_heads, len(seq_lens))](
+        out,
+        query,
+        k_cache,
+        v_cache,
+        k_scale if k_scale is not None else seq_lens,
+        v_scale if v_scale is not None else seq_lens,
+        block_tables,
+        cu_query_lens,
+        seq_lens,
+        scale * math.log2(math.e),
+        num_kv_heads,
+        0 if window is None else window,
+        stride(out, 0),
+        stride(out, 1),
+        stride(query, 0),
+        stride(query, 1),
+        *(stride(k_cache, dim) for dim in range(3)),
+        *(stride(v_cache, dim) for dim in range(3)),
+        block_tables.stride(0),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_M=config.tile_m,
+        BLOCK_N=config.tile_n,
+        WINDOWED=window is not None,
+        QUANTIZED=k_scale is not None,
+        UPCAST=upcasts(query.dtype),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out
 
 
 def _check(
