@@ -28,7 +28,7 @@ from labkit.registry import Registry
 from labkit.serving.request import Request
 
 if TYPE_CHECKING:
-    from labkit.serving.lab import LabScheduler
+    from labkit.serving.running import RunningSet
 
 BATCHINGS: Registry[type[BatchComposition]] = Registry("batch composition")
 Phase = Literal["decode", "prefill", "admit"]
@@ -58,12 +58,12 @@ class BatchComposition:
     def budget(self) -> int:
         return NO_BUDGET if self.max_num_batched_tokens is None else self.max_num_batched_tokens
 
-    def start(self, scheduler: LabScheduler) -> None:
+    def start(self, scheduler: RunningSet) -> None:
         """A new step. Decoding requests take their tokens first where kinds mix."""
         self.left = self.budget - (scheduler.table.num_decoding + len(scheduler.stalled) if self.mixes else 0)
         self._first_prompt = True
 
-    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+    def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         """What forbids this request to join in this step, or None."""
         return None
 
@@ -93,11 +93,11 @@ class Static(BatchComposition):
         super().__init__(max_num_batched_tokens)
         self._open = True
 
-    def start(self, scheduler: LabScheduler) -> None:
+    def start(self, scheduler: RunningSet) -> None:
         super().start(scheduler)
         self._open = not scheduler.running
 
-    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+    def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         return None if self._open else "batch_running"
 
 
@@ -141,7 +141,7 @@ class DecodeFirst(BatchComposition):
         self.min_decoding = min_decoding
         self._prompts = True
 
-    def start(self, scheduler: LabScheduler) -> None:
+    def start(self, scheduler: RunningSet) -> None:
         super().start(scheduler)
         self._prompts = scheduler.table.num_decoding < self.min_decoding
         can_prefill = bool(scheduler.prefilling or scheduler.waiting)
@@ -151,7 +151,7 @@ class DecodeFirst(BatchComposition):
             else ("decode", "prefill", "admit")
         )
 
-    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+    def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         return None if self._prompts else "decodes_first"
 
 
@@ -174,11 +174,11 @@ class SeparatePools(BatchComposition):
     def is_long(self, request: Request) -> bool:
         return request.spec.num_prompt_tokens > self.long_prompt
 
-    def start(self, scheduler: LabScheduler) -> None:
+    def start(self, scheduler: RunningSet) -> None:
         super().start(scheduler)
         self._long_left = self.long_tokens
 
-    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+    def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         if not self.is_long(request):
             return None
         num_long = sum(self.is_long(r) for r in scheduler.running.values())

@@ -24,37 +24,37 @@ from labkit.serving.base import StepPlan
 from labkit.serving.request import Request
 
 if TYPE_CHECKING:
-    from labkit.serving.lab import LabScheduler
+    from labkit.serving.running import RunningSet
 
 PRESSURES: Registry[type[PressureResponse]] = Registry("pressure response")
 Victim = Literal["last", "least-urgent"]
 
 
 class PressureResponse:
-    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+    def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         """What forbids an admission now, or None."""
         return None
 
-    def joins(self, scheduler: LabScheduler, request: Request) -> None:
+    def joins(self, scheduler: RunningSet, request: Request) -> None:
         """The request is being admitted."""
 
-    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+    def relieve(self, scheduler: RunningSet, plan: StepPlan, request: Request) -> bool:
         raise NotImplementedError
 
 
 @PRESSURES.register("refuse")
 class Refuse(PressureResponse):
-    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+    def relieve(self, scheduler: RunningSet, plan: StepPlan, request: Request) -> bool:
         scheduler.drop(plan, request, "no room to grow")
         return False
 
 
 @PRESSURES.register("wait")
 class Wait(PressureResponse):
-    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+    def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         return "stalled_requests" if scheduler.stalled else None
 
-    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+    def relieve(self, scheduler: RunningSet, plan: StepPlan, request: Request) -> bool:
         scheduler.stall(request)
         return False
 
@@ -68,18 +68,18 @@ class PreemptRecompute(PressureResponse):
             raise LabError(f"victim={victim!r} is not known; choose one of: last, least-urgent")
         self.victim = victim
 
-    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+    def relieve(self, scheduler: RunningSet, plan: StepPlan, request: Request) -> bool:
         victim = self.choose(scheduler, request)
         self.preempt(scheduler, plan, victim)
         return victim is not request
 
-    def choose(self, scheduler: LabScheduler, request: Request) -> Request:
+    def choose(self, scheduler: RunningSet, request: Request) -> Request:
         running = scheduler.running
         if self.victim == "last":
             return running[next(reversed(running))]
         return max(running.values(), key=lambda r: (r.spec.priority, r.arrival))
 
-    def preempt(self, scheduler: LabScheduler, plan: StepPlan, victim: Request) -> None:
+    def preempt(self, scheduler: RunningSet, plan: StepPlan, victim: Request) -> None:
         scheduler.preempt(plan, victim)
 
 
@@ -88,7 +88,7 @@ class PreemptSwap(PreemptRecompute):
     """The bytes count in `plan.swapped_bytes`, once on the way out and once on the way back; the executor turns them
     into time (vLLM v0 `Scheduler._swap_out`, SOSP'23 section 4.5). Only prompts that are done are swapped."""
 
-    def preempt(self, scheduler: LabScheduler, plan: StepPlan, victim: Request) -> None:
+    def preempt(self, scheduler: RunningSet, plan: StepPlan, victim: Request) -> None:
         if victim.status in ("decoding", "stalled"):
             scheduler.swap_out(plan, victim)
         else:
@@ -103,7 +103,7 @@ class Throttle(PreemptRecompute):
             raise LabError(f"low={low}, high={high}: write shares of the pool with 0 < low <= high <= 1")
         self.high, self.low, self.paused = high, low, False
 
-    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+    def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         used = scheduler.usage
         self.paused = used > (self.low if self.paused else self.high)
         return "throttle" if self.paused and scheduler.running else None
@@ -114,11 +114,11 @@ class DegradeOutput(PressureResponse):
     def __init__(self, high: float = 0.9, max_output_tokens: int = 128):
         self.high, self.max_output_tokens = high, max_output_tokens
 
-    def joins(self, scheduler: LabScheduler, request: Request) -> None:
+    def joins(self, scheduler: RunningSet, request: Request) -> None:
         if scheduler.usage > self.high:
             scheduler.shorten(request, max(self.max_output_tokens, request.num_output_tokens + 1))
 
-    def relieve(self, scheduler: LabScheduler, plan: StepPlan, request: Request) -> bool:
+    def relieve(self, scheduler: RunningSet, plan: StepPlan, request: Request) -> bool:
         scheduler.end_early(plan, request)
         return False
 
@@ -146,7 +146,7 @@ class SplitPools(PreemptRecompute):
             )
         self.classify = classify
 
-    def limit(self, scheduler: LabScheduler, request: Request) -> str | None:
+    def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         space, name = scheduler.space, self.classify(request)
         held = sum(
             space.blocks_for(r.num_placed_tokens)
@@ -156,7 +156,7 @@ class SplitPools(PreemptRecompute):
         budget = self.shares.get(name, 0.0) * space.num_blocks
         return f"pool_{name}" if held + space.blocks_for(request.num_known_tokens) > budget else None
 
-    def choose(self, scheduler: LabScheduler, request: Request) -> Request:
+    def choose(self, scheduler: RunningSet, request: Request) -> Request:
         name = self.classify(request)
         same = [r for r in scheduler.running.values() if self.classify(r) == name]
         return same[-1]

@@ -39,6 +39,8 @@ class Request:
     num_skips: int = 0
     #: sampled tokens, kept only when an executor returns them
     output_token_ids: list[int] = field(default_factory=list)
+    #: how many of them the cache manager knows; -1 when it does not know the prompt either
+    num_told_ids: int = -1
     #: bookkeeping of `DecodeTable`: computed - clock while decoding, and the clock values of its two events
     offset: int = 0
     due_at: int = -1
@@ -70,3 +72,11 @@ class Request:
         if prompt is None or not self.output_token_ids:
             return prompt
         return [*prompt, *self.output_token_ids]
+
+    def untold_token_ids(self) -> Sequence[int]:
+        """Sampled tokens that continue what the cache manager knows, so that it can find them later."""
+        if self.num_told_ids < 0 or self.num_told_ids >= len(self.output_token_ids):
+            return ()
+        new = self.output_token_ids[self.num_told_ids :]
+        self.num_told_ids = len(self.output_token_ids)
+        return new
