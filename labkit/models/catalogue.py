@@ -51,3 +51,10 @@ def _index() -> dict[str, int]:
 def _model(position: int) -> ModelSpec:
     entry = _entries()[position]
     return from_config(entry, name=entry["name"], where=f"models.json ({entry['name']})")
+
+
+def find_in_text(text: str) -> ModelSpec | None:
+    """The catalogue's model that a free text names ("Llama-3 70B (rollout)"), the longest name that fits, or None."""
+    said = "-".join(text.casefold().replace("_", "-").split())
+    names = [key for key in _index() if key in said]
+    return _model(_index()[max(names, key=len)]) if names else None

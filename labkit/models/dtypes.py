@@ -12,6 +12,12 @@ _BYTES = {
     "int8": 1.0,
     "int4": 0.5,
     "fp4": 0.5,
+    # llama.cpp: blocks of 32 values with their scale (and minimum)
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
 }
 _ALIASES = {
     "fp32": "float32",
@@ -38,3 +44,12 @@ def dtype_bytes(name: str) -> float:
         known = ", ".join(sorted({*_BYTES, *_ALIASES}))
         raise LabError(f"unknown number format {name!r}; choose one of: {known}")
     return _BYTES[key]
+
+
+def dtype_in_text(text: str, default: str = "bfloat16") -> str:
+    """The format that a free text names ("FP8 (e4m3)" -> fp8), else `default`."""
+    said = text.casefold()
+    for name in sorted({*_BYTES, *_ALIASES}, key=len, reverse=True):
+        if name in said:
+            return _ALIASES.get(name, name)
+    return default

@@ -1,0 +1,312 @@
+"""A line that a real server printed, as typed terms: what was said, and which model and GPU it is about.
+
+The file is a JSON list of objects (`labkit/data/kv_capacity_lines.json`). Model, GPU and utilisation are free text as
+people write it; numbers in them are read out. "GB" in these logs is GiB.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import InputError
+from labkit.models.catalogue import find_in_text
+from labkit.models.dtypes import dtype_in_text
+from labkit.models.gpus import GPUSpec, load_gpus
+from labkit.models.quantization import Quantization, get_quantization
+from labkit.models.spec import ModelSpec
+
+NUMBERS = (
+    "kv_gib",
+    "kv_tokens",
+    "concurrency",
+    "weights_gib",
+    "per_token_bytes",
+    "block_size",
+    "cpu_blocks",
+    "needs_gib",
+    "available_gib",
+    "estimated_max_len",
+    "n_ctx",
+    "n_seq",
+    "full_layers",
+    "K_mib",
+    "V_mib",
+    "swa_cells",
+    "swa_mib",
+    "tp",
+    "pp",
+    "tokens",
+    "kv_mib",
+    "swap_gib",
+    "num_kv_layers",
+)
+#: other names for the same thing
+_ALIASES = {
+    "num_tokens": "tokens",
+    "context_len": "tokens",
+    "context_length": "tokens",
+    "seq_len": "tokens",
+    "bytes_per_token": "per_token_bytes",
+    "max_concurrency": "concurrency",
+    "num_gpu_blocks": "gpu_blocks",
+    "tensor_parallel_size": "tp",
+    "gpu_memory_utilization": "util",
+    "mem_fraction_static": "util",
+    "num_seqs": "n_seq",
+    "batch_size": "n_seq",
+}
+_LEDGER = {
+    "budget": ("budget", "budget_gib"),
+    "total": ("total", "total_gib", "total_memory"),
+    "weights": ("weights", "model_weights", "model", "weights_gib"),
+    "non_torch": ("non_torch", "nontorch", "non_torch_memory", "non_torch_gib"),
+    "peak_torch": ("peak_torch", "torch_peak", "peak_torch_memory"),
+    "peak_activation": (
+        "peak_activation",
+        "activation_peak",
+        "activation",
+        "activations",
+        "pytorch_activation_peak",
+    ),
+    "cuda_graphs": ("cuda_graphs", "cuda_graph", "cudagraph", "graphs"),
+    "free_before": ("free_before", "avail_before", "free_before_loading"),
+    "free_after": ("free_after", "avail_after", "free_after_loading", "free"),
+}
+_LEDGER_NAMES = {alias: name for name, aliases in _LEDGER.items() for alias in aliases}
+
+
+@dataclass(frozen=True)
+class PrintedLine:
+    """`numbers` holds the printed values by field; `blocks` printed GPU blocks by label ("" for a single one);
+    `ledger` printed budget terms in GiB. `max_model_len` is None where the line does not say it."""
+
+    id: str
+    row: int
+    text: str
+    gpu_text: str
+    model: ModelSpec | None
+    gpu: GPUSpec | None
+    total_gib: float | None
+    utilisation: float | None
+    engine: str
+    kv_dtype: str
+    num_kv_layers: int | None
+    quantization: Quantization | None
+    max_model_len: int | None
+    numbers: dict[str, float]
+    blocks: dict[str, float] = field(default_factory=dict)
+    ledger: dict[str, float] = field(default_factory=dict)
+    result: str = ""
+    note: str = ""
+
+    @property
+    def tp(self) -> int:
+        return int(self.numbers.get("tp", 1))
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * int(self.numbers.get("pp", 1))
+
+    @property
+    def block_size(self) -> int:
+        """16 (vLLM) where the line says nothing; SGLang counts single tokens."""
+        return int(self.numbers.get("block_size", 1 if self.engine == "sglang" else 16))
+
+
+def read_lines(path: str | Path) -> list[PrintedLine]:
+    """All lines of a file. Raises `InputError` with row (counted from 1) and field."""
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(path, "no such file; give a JSON list of printed lines") from None
+    except (IsADirectoryError, PermissionError):
+        raise InputError(path, "cannot be read; give a JSON list of printed lines") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise InputError(path, "is not JSON; expected a list of printed lines") from None
+    if isinstance(data, Mapping) and isinstance(data.get("lines"), list):
+        data = data["lines"]
+    if not isinstance(data, list) or not data:
+        raise InputError(path, "is not a list of lines; expected [{...}, ...]")
+    return [line for row, entry in enumerate(data, start=1) for line in read_entry(entry, path, row)]
+
+
+def read_entry(entry: Any, where: object = "line", row: int = 1) -> list[PrintedLine]:
+    """One object, or several lines where printed numbers are lists of equal length (two releases, two runs)."""
+    if not isinstance(entry, Mapping):
+        return [read_line(entry, where, row)]
+    lists = {k: v for k, v in entry.items() if isinstance(v, list) and _ALIASES.get(k, k) in NUMBERS}
+    if not lists:
+        return [read_line(entry, where, row)]
+    lengths = {len(v) for v in lists.values()}
+    if len(lengths) != 1:
+        raise InputError(where, "lists of different lengths", row=row, field=", ".join(lists))
+    lines = []
+    for i in range(lengths.pop()):
+        chosen = {k: (v[i] if isinstance(v, list) and len(v) > i else v) for k, v in entry.items()}
+        lines.append(read_line({**chosen, "id": f"{entry.get('id', f'row {row}')}[{i}]"}, where, row))
+    return lines
+
+
+def read_line(entry: Any, where: object = "line", row: int = 1) -> PrintedLine:
+    """One object. Unknown fields are left alone; a wrong number is an `InputError` with row and field."""
+    if not isinstance(entry, Mapping):
+        raise InputError(where, "is not an object; expected fields such as model, kv_gib, kv_tokens", row=row)
+    values: dict[str, Any] = {_ALIASES.get(str(name), str(name)): value for name, value in entry.items()}
+    text = str(values.get("model", ""))
+    if not text and not any(name in values for name in NUMBERS):
+        raise InputError(where, "has neither a model nor a printed number", row=row)
+    numbers = {
+        name: _number(values[name], where, row, name)
+        for name in NUMBERS
+        if values.get(name) not in (None, "")
+    }
+    ledger = _ledger(values.get("ledger_gib") or {}, where, row)
+    for name in ("budget_gib", "total_gib", "non_torch_gib", "free_before", "free_after"):
+        if values.get(name) is not None:
+            ledger.setdefault(_LEDGER_NAMES[name], _number(values[name], where, row, name))
+    weights = numbers.get("weights_gib", _first_number(values.get("weights")))
+    if weights is None and (loaded := re.search(r"([\d.]+)\s*Gi?B loaded", text)):
+        weights = float(loaded[1])
+    if weights is not None:
+        numbers["weights_gib"] = weights
+        ledger.setdefault("weights", weights)
+    if "tokens" not in numbers and (said := re.search(r"(\d[\d,]*)\s*tokens", text)):
+        numbers["tokens"] = float(said[1].replace(",", ""))
+    gpu_text = str(values.get("gpu", ""))
+    gpu, total = _gpu(gpu_text)
+    engine = _engine(values, text)
+    return PrintedLine(
+        id=str(values.get("id", f"row {row}")),
+        row=row,
+        text=text,
+        gpu_text=gpu_text,
+        model=find_in_text(text),
+        gpu=gpu,
+        total_gib=ledger.get("total", total),
+        utilisation=_utilisation(values.get("util"), engine),
+        engine=engine,
+        kv_dtype=dtype_in_text(str(values.get("kv_dtype", ""))),
+        num_kv_layers=_num_kv_layers(numbers, text),
+        quantization=_quantization(text),
+        max_model_len=_max_model_len(values, text, where, row),
+        numbers=numbers,
+        blocks=_blocks(values.get("gpu_blocks"), where, row),
+        ledger=ledger,
+        result=str(values.get("result", "")),
+        note=str(values.get("note", "")),
+    )
+
+
+def _number(value: Any, where: object, row: int, name: str) -> float:
+    if isinstance(value, str) and (found := re.search(r"-?\d[\d,]*(?:\.\d+)?", value)):
+        value = float(found[0].replace(",", ""))
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise InputError(where, f"is {value!r}; expected a number", row=row, field=name)
+    if not value > 0 or value == float("inf"):
+        raise InputError(where, f"is {value!r}; expected a number above 0", row=row, field=name)
+    return value
+
+
+def _ledger(ledger: Any, where: object, row: int) -> dict[str, float]:
+    if not isinstance(ledger, Mapping):
+        raise InputError(where, "is not an object of GiB by term", row=row, field="ledger_gib")
+    return {
+        _LEDGER_NAMES[name]: _number(value, where, row, f"ledger_gib.{name}")
+        for name, value in ledger.items()
+        if name in _LEDGER_NAMES and value not in (0, None)
+    }
+
+
+def _blocks(value: Any, where: object, row: int) -> dict[str, float]:
+    if value is None:
+        return {}
+    if isinstance(value, list):
+        labels = ["before", "after"] if len(value) == 2 else [f"#{i}" for i in range(1, len(value) + 1)]
+        items = dict(zip(labels, value, strict=True))
+    else:
+        items = dict(value) if isinstance(value, Mapping) else {"": value}
+    return {label: _number(number, where, row, "gpu_blocks") for label, number in items.items()}
+
+
+def _max_model_len(values: Mapping[str, Any], text: str, where: object, row: int) -> int | None:
+    value = values.get("max_model_len")
+    if value is None:
+        found = re.search(r"max[ _-]?(?:model[ _-]?)?len\D{0,3}(\d+)", text)
+        return int(found[1]) if found else None
+    if isinstance(value, str):
+        return int(value.replace(",", "")) if value.replace(",", "").isdecimal() else None
+    return int(_number(value, where, row, "max_model_len"))
+
+
+def _num_kv_layers(numbers: Mapping[str, float], text: str) -> int | None:
+    if "num_kv_layers" in numbers:
+        return int(numbers["num_kv_layers"])
+    found = re.search(r"(\d+)\s+KV layers", text)
+    return int(found[1]) if found else None
+
+
+def _first_number(value: Any) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    found = re.search(r"\d+(?:\.\d+)?", value) if isinstance(value, str) else None
+    return float(found[0]) if found else None
+
+
+def _utilisation(value: Any, engine: str) -> float | None:
+    number = _first_number(value)
+    if number is not None:
+        return number
+    return 0.9 if isinstance(value, str) and "default" in value and engine != "sglang" else None
+
+
+def _engine(values: Mapping[str, Any], text: str) -> str:
+    said = f"{values.get('engine', '')} {text} {values.get('util', '')}".lower()
+    for mark, engine in (
+        ("sglang", "sglang"),
+        ("mem-fraction", "sglang"),
+        ("tensorrt", "tensorrt_llm"),
+        ("trt-llm", "tensorrt_llm"),
+        ("llama.cpp", "llama_cpp"),
+        ("ollama", "llama_cpp"),
+    ):
+        if mark in said:
+            return engine
+    return "vllm-v0" if "gpu_blocks" in values else "vllm-v1"
+
+
+def _quantization(text: str) -> Quantization | None:
+    said = text.lower()
+    for mark, scheme in (
+        ("w8a8", "int8"),
+        ("awq", "awq"),
+        ("gptq", "gptq"),
+        ("fp8", "fp8-block"),
+        ("int8", "int8"),
+    ):
+        if mark in said:
+            return get_quantization(scheme)
+    return None
+
+
+def _gpu(text: str) -> tuple[GPUSpec | None, float | None]:
+    """The card, and its usable memory where the line itself says it ("total 23.58 GiB")."""
+    said = re.search(r"([\d.]+)\s*GiB", text)
+    total = float(said[1]) if said else None
+    upper = re.sub(r"(RTX|TESLA)[ -]+", r"\1", text.upper()).replace("RTXA6000", "A6000")
+    for spec in load_gpus().values():
+        base, size = spec.name.upper().rsplit("-", 1)
+        if re.search(rf"(?<![0-9A-Z]){base}(?![0-9A-Z])", upper):
+            if base == "A100" and ("40G" in upper) != (size == "40GB"):
+                continue
+            return (replace(spec, total_bytes=round(total * 2**30)) if total else spec), total
+    classes = {24: "RTX3090-24GB", 40: "A100-40GB", 46: "L40S-48GB", 48: "L40S-48GB", 80: "H100-80GB"}
+    size_class = re.search(r"(\d+)\s*GB class", text)
+    if size_class and int(size_class[1]) in classes:
+        return load_gpus()[classes[int(size_class[1])]], total
+    return None, total
