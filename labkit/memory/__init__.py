@@ -12,9 +12,10 @@ import inspect
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.memory import best_fit, buddy, caching, first_fit, next_fit, worst_fit  # noqa: F401  (they register)
+from labkit.memory import best_fit, buddy, first_fit, next_fit, pooled, size_class, virtual_memory, worst_fit
 from labkit.memory.arena import Arena
 from labkit.memory.base import ALLOCATORS, Allocation, Allocator, AllocatorStats, OutOfMemory, Span
+from labkit.memory.caching import CachingAllocator
 from labkit.memory.measures import Fragmentation, measure
 
 __all__ = [
@@ -23,11 +24,20 @@ __all__ = [
     "Allocator",
     "AllocatorStats",
     "Arena",
+    "CachingAllocator",
     "Fragmentation",
     "OutOfMemory",
     "Span",
+    "best_fit",
+    "buddy",
+    "first_fit",
     "make_allocator",
     "measure",
+    "next_fit",
+    "pooled",
+    "size_class",
+    "virtual_memory",
+    "worst_fit",
 ]
 
 
