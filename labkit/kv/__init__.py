@@ -18,8 +18,10 @@ from labkit.kv.grow import GrowCompactKVCache, GrowKVCache
 from labkit.kv.paged import PagedKVCache
 from labkit.kv.prefix import PREFIX_CACHES, make_prefix_cache
 from labkit.kv.reserve import ReserveMaxKVCache, ReserveOracleKVCache, ReservePow2KVCache
+from labkit.kv.virtual import VirtualContiguousKVCache
 from labkit.memory import make_allocator
 from labkit.registry import Registry
+from labkit.units import MIB
 
 __all__ = [
     "KV_CACHES",
@@ -51,7 +53,8 @@ def make_kv_cache(
 
     Options: `block_size`, `window`, `free_order`, `prefix` ("off", "hash", "radix") and `prefix_options` (a dict, see
     `make_prefix_cache`) for "paged"; `allocator` (a name) for the contiguous ones,
-    and `max_model_len`, `grow_tokens`, `growth` where a variant has them. Raises `LabError` for an unknown name or
+    and `max_model_len`, `grow_tokens`, `growth`, `granule_bytes`, `num_ranges`, `max_num_seqs` where a variant has
+    them. Raises `LabError` for an unknown name or
     option, and for a capacity that is missing, doubled or smaller than one block.
     """
     builder = KV_CACHES[name]
@@ -144,3 +147,22 @@ def _grow_compact(
         )
     inner = make_allocator(allocator, capacity_tokens)
     return GrowCompactKVCache(inner, bytes_per_token, grow_tokens=grow_tokens, growth=growth)
+
+
+@KV_CACHES.register("virtual-contiguous")
+def _virtual(
+    capacity_tokens: int,
+    bytes_per_token: int,
+    granule_bytes: int = 2 * MIB,
+    num_ranges: int = 1,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 64,
+) -> KVCacheManager:
+    return VirtualContiguousKVCache(
+        capacity_tokens,
+        bytes_per_token,
+        granule_bytes=granule_bytes,
+        num_ranges=num_ranges,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+    )

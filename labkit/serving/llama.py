@@ -71,14 +71,15 @@ class Llama:
         positions: torch.Tensor,
         attend: Attend,
         scratch: Scratch,
+        x: torch.Tensor,
         reduced: torch.Tensor,
     ) -> torch.Tensor:
-        """token_ids, positions [n] int64; `reduced [>= n, hidden_size]` takes the row-parallel results, which an
-        all-reduce would sum over ranks. Returns [n, hidden_size]."""
+        """token_ids, positions [n] int64; `x [n, hidden_size]` is the residual stream, written and returned; `reduced
+        [>= n, hidden_size]` takes the row-parallel results, which an all-reduce would sum over ranks."""
         config, weights, dtype, n = self.config, self.weights, self.dtype, len(token_ids)
         cos, sin = self.cos[positions][:, None].to(dtype), self.sin[positions][:, None].to(dtype)
         y, eps, size = reduced[:n], config.rms_norm_eps, (config.hidden_size,)
-        x = weights.embedding[token_ids]
+        torch.index_select(weights.embedding, 0, token_ids, out=x)
         q_size, kv_size = config.q_size, config.kv_size
         for index, layer in enumerate(weights.layers):
             with scratch.borrowed("workspace", (n, q_size + 2 * kv_size), dtype, "qkv") as qkv:
@@ -193,9 +194,9 @@ def plain_logits(model: Llama, token_ids: Sequence[int]) -> torch.Tensor:
     """Logits of every position of one request, computed in one pass without a cache: [len(token_ids), vocab_size]."""
     ids = torch.tensor(token_ids, dtype=torch.int64)
     scratch = HeapScratch()
-    reduced = torch.empty((len(ids), model.config.hidden_size), dtype=model.dtype)
-    hidden = model.forward(ids, torch.arange(len(ids)), plain_attend(model.config), scratch, reduced)
-    return model.logits(hidden, scratch)
+    x, reduced = torch.empty((2, len(ids), model.config.hidden_size), dtype=model.dtype)
+    model.forward(ids, torch.arange(len(ids)), plain_attend(model.config), scratch, x, reduced)
+    return model.logits(x, scratch)
 
 
 def plain_generate(model: Llama, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], float]:
