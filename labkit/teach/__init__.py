@@ -1,5 +1,7 @@
-"""Teaching: claims with controls, the notebook runner, exercises, quiz, leaderboard."""
+"""Teaching: claims with controls, predictions, the notebook runner, exercises, quiz, leaderboard."""
 
 from labkit.teach.claims import claim, finish
+from labkit.teach.predict import predict
+from labkit.teach.setup import setup
 
-__all__ = ["claim", "finish"]
+__all__ = ["claim", "finish", "predict", "setup"]

@@ -98,7 +98,8 @@ def finish(notebook: str) -> None:
         raise ClaimsFailed("; ".join(problems))
     made = [v for v in _shown.values() if v.notebook == notebook]
     _emit_peak_rss()
-    print(f"{len(made)} claims of notebook {notebook}: " + ", ".join(f"{v.id} {v.verdict}" for v in made))
+    if made:
+        print(f"{len(made)} claims of notebook {notebook}: " + ", ".join(f"{v.id} {v.verdict}" for v in made))
 
 
 def problems_of(verdicts: list[Verdict], *, notebooks: list[str]) -> list[str]:

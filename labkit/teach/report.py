@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit.teach.claims import Verdict, verdict_html
+from labkit.teach.claims import CLAIM_MIME, RSS_MIME, Verdict, verdict_html
 from labkit.teach.runner import NotebookRun, _nbformat
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
@@ -60,13 +60,13 @@ def write_html(run: NotebookRun, target: Path) -> None:
 
 
 def _without_widget(output: Any) -> Any:
+    """The output without what only a live page or the runner understands; None when nothing readable is left."""
     data = output.get("data")
-    if data is None or WIDGET_MIME not in data:
+    if data is None or not set(data) & {WIDGET_MIME, CLAIM_MIME, RSS_MIME}:
         return output
-    data.pop(WIDGET_MIME)
-    if set(data) <= {"text/plain"}:
-        return None
-    return output
+    for mime in (WIDGET_MIME, CLAIM_MIME, RSS_MIME):
+        data.pop(mime, None)
+    return output if set(data) - {"text/plain"} else None
 
 
 def claims_table(runs: Sequence[NotebookRun]) -> str:

@@ -88,7 +88,7 @@ def draw_layout_on(
         scale, name = byte_unit(total) if unit == "bytes" else (1.0, unit)
         step = max(1, math.ceil(num_rows * 0.2 / _height_inches(axes)))
         axes.set_yticks([row + 0.5 for row in range(0, num_rows, step)])
-        axes.set_yticklabels([f"{row * row_size / scale:g}" for row in range(0, num_rows, step)])
+        axes.set_yticklabels([f"{row * row_size / scale:.3g}" for row in range(0, num_rows, step)])
         axes.set_ylabel(f"row starts at ({name})", fontsize=9)
     else:
         axes.set_yticks([])

@@ -1,0 +1,127 @@
+"""Two charts that many sections need: a trade-off of two costs, and bars side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, FuncFormatter
+
+from labkit.viz.figure import WIDTH, margins, new_figure
+from labkit.viz.timeline import CURVES
+
+#: (x, y, label of the point)
+Point = tuple[float, float, str]
+
+
+def draw_tradeoff(
+    curves: Mapping[str, Sequence[Point]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    good: tuple[float, float] | None = None,
+    logx: bool = False,
+    linthresh_y: float | None = None,
+    height: float = 3.6,
+    figure: Figure | None = None,
+) -> Figure:
+    """Connected points with a label each, one curve an entry. `good=(x, y)` shades the corner below both values.
+
+    `linthresh_y` draws the vertical axis logarithmically above that value and linearly below it (so that 0 shows).
+    Labels that would lie on an earlier one are left out.
+    """
+    figure = new_figure(WIDTH, height, figure)
+    margins(figure, left=0.85, right=2.4, top=0.38, bottom=0.6)
+    axes = figure.add_subplot()
+    if linthresh_y is not None:
+        axes.set_yscale("symlog", linthresh=linthresh_y)
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    if logx:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    for (label, points), color in zip(curves.items(), CURVES):
+        axes.plot(
+            [x for x, _, _ in points], [y for _, y, _ in points], "o-", color=color, label=label, markersize=5
+        )
+    axes.margins(0.06, 0.08)
+    if good is not None:
+        left, bottom = axes.get_xlim()[0], axes.get_ylim()[0]
+        axes.fill_between([left, good[0]], bottom, good[1], color="#E3F1E8", zorder=0, label="good at both")
+        axes.set_xlim(left=left)
+        axes.set_ylim(bottom=bottom)
+    figure.canvas.draw_idle()
+    placed: list[np.ndarray] = []
+    for points in curves.values():
+        for x, y, text in points:
+            at = axes.transData.transform((x, y))
+            if all(np.hypot(*(at - other)) > 22 for other in placed):
+                axes.annotate(text, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=8)
+                placed.append(at)
+    axes.set_xlabel(xlabel, fontsize=9)
+    axes.set_ylabel(ylabel, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(True, color="#EDEDED", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.03), fontsize=8, frameon=False)
+    return figure
+
+
+def draw_bars(
+    groups: Mapping[str, Mapping[str, float]],
+    *,
+    ylabel: str,
+    title: str = "",
+    stacked: bool = False,
+    colors: Mapping[str, str] | None = None,
+    logy: bool = False,
+    height: float = 3.2,
+    figure: Figure | None = None,
+) -> Figure:
+    """`groups`: {label on the axis: {series: value}}. Series stand side by side, or on top of each other; a value of a
+    series that a group lacks is left out. Single bars carry their value."""
+    figure = new_figure(WIDTH, height, figure)
+    names = list(dict.fromkeys(name for values in groups.values() for name in values))
+    labels = [_wrap(label, 12 + 60 // max(1, len(groups))) for label in groups]
+    lines = max((label.count("\n") + 1 for label in labels), default=1)
+    margins(figure, left=0.85, right=0.3 if len(names) == 1 else 2.4, top=0.38, bottom=0.2 + 0.17 * lines)
+    axes = figure.add_subplot()
+    places = np.arange(len(groups))
+    width = 0.75 if stacked else 0.8 / max(1, len(names))
+    base = np.zeros(len(groups))
+    for index, name in enumerate(names):
+        values = np.array([group.get(name, np.nan) for group in groups.values()], dtype=float)
+        color = (colors or {}).get(name, CURVES[index % len(CURVES)])
+        at = places if stacked else places + (index - (len(names) - 1) / 2) * width
+        bars = axes.bar(at, values, width * 0.94, bottom=base if stacked else None, color=color, label=name)
+        if stacked:
+            base = base + np.nan_to_num(values)
+        elif len(groups) * len(names) <= 16:
+            axes.bar_label(
+                bars, [f"{v:,.3g}" if np.isfinite(v) else "" for v in values], fontsize=8, padding=1
+            )
+    if logy:
+        axes.set_yscale("log")
+    axes.margins(y=0.12)
+    axes.set_xticks(places, labels, fontsize=8)
+    axes.set_ylabel(ylabel, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(True, axis="y", color="#EDEDED", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_title(title, fontsize=10, loc="left")
+    if len(names) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.03), fontsize=8, frameon=False)
+    return figure
+
+
+def _wrap(label: str, width: int) -> str:
+    lines, line = [], ""
+    for word in label.split():
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return "\n".join([*lines, line])
