@@ -209,7 +209,7 @@ def test_unknown_names_and_options_are_one_sentence():
     kv = make_kv_cache("paged", bytes_per_token=BYTES, capacity_tokens=320)
     with pytest.raises(LabError, match="unknown queue order 'lifo'; choose one of: ageing, fcfs"):
         make_scheduler("lab", kv, order="lifo")
-    with pytest.raises(LabError, match="unknown scheduler option 'head_room'; these parts know: .*headroom"):
+    with pytest.raises(LabError, match=r"unknown scheduler option 'head_room'; these parts know: .*headroom"):
         make_scheduler("lab", kv, head_room=0.1)
     with pytest.raises(LabError, match="unknown scheduler 'orca'; choose one of: lab, "):
         make_scheduler("orca", kv)

@@ -1,0 +1,206 @@
+"""A trace under several KV caches or schedulers, side by side: the same requests, the same GPU, one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from labkit.errors import LabError
+from labkit.kv import KV_CACHES, make_kv_cache
+from labkit.models import GPUSpec, ModelSpec
+from labkit.observe.recorder import RunRecorder
+from labkit.serving.base import Scheduler, StepOutcome, StepPlan
+from labkit.serving.cost_model import CostModelExecutor
+from labkit.serving.engine import simulate
+from labkit.serving.schedulers import make_scheduler, scheduler_names
+from labkit.units import GIB, format_bytes
+from labkit.workload.base import RequestSpec
+
+#: what the engine keeps for activations and everything that is neither weights nor KV
+OTHER_BYTES = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What is the same for every row. `block_size` in tokens; a contiguous cache has none."""
+
+    kv_bytes: int
+    max_model_len: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """One row of the table. Waste and fragmentation are means over time, of what was reserved and of what was free.
+
+    waste           1 - tokens held / slots reserved: kept by requests and empty
+    fragmentation   1 - longest free run / free: there, and out of reach for one request (0 in blocks)
+    """
+
+    scheduler: str
+    kv: str
+    num_requests: int
+    num_admitted: int
+    num_refused: int
+    num_preempted: int
+    num_finished: int
+    waste: float | None
+    fragmentation: float | None
+    peak_bytes: int | None
+    peak_running: int
+    ttft_s: dict[str, float | None]
+    tpot_s: dict[str, float | None]
+    output_tokens_per_s: float
+    elapsed_s: float
+    num_steps: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def kv_budget(model: ModelSpec, gpu: GPUSpec, utilization: float = 0.9) -> int:
+    """Bytes left for keys and values: `utilization x total - weights - 2 GiB`. Raises `LabError` when nothing is left."""
+    if not 0 < utilization <= 1:
+        raise LabError(
+            f"memory utilization {utilization} is not a share of the GPU; write a number above 0, at most 1"
+        )
+    left = int(gpu.total_bytes * utilization) - model.weight_bytes() - OTHER_BYTES
+    if left <= 0:
+        raise LabError(
+            f"{model.name} does not fit {gpu.name}: weights {format_bytes(model.weight_bytes())} + "
+            f"{format_bytes(OTHER_BYTES)} exceed {utilization:g} of {format_bytes(gpu.total_bytes)}; choose another pair"
+        )
+    return left
+
+
+def check_row(scheduler: str, kv: str) -> None:
+    """Is there such a combination? Raises `LabError` that lists what there is."""
+    if scheduler not in scheduler_names():
+        raise LabError(f"unknown scheduler {scheduler!r}; choose one of: {', '.join(scheduler_names())}")
+    KV_CACHES[kv]
+    if scheduler != "lab" and kv != "paged":
+        raise LabError(
+            f"the scheduler {scheduler!r} brings its own paged cache; choose --kv paged, not {kv!r}"
+        )
+
+
+def replay(
+    requests: Sequence[RequestSpec],
+    model: ModelSpec,
+    gpu: GPUSpec,
+    options: ReplayOptions,
+    *,
+    kv: str = "paged",
+    scheduler: str = "lab",
+    on_progress: Callable[[int], object] | None = None,
+) -> ReplayRow:
+    """All requests through one scheduler on one cache, timed by the cost model."""
+    check_row(scheduler, kv)
+    subject = build(scheduler, kv, model, options)
+    recorder = MemoryRecorder()
+    totals = simulate(subject, CostModelExecutor(model, gpu), requests, recorder, on_progress=on_progress)
+    summary = recorder.summary()
+    return ReplayRow(
+        scheduler=scheduler,
+        kv=kv,
+        num_requests=totals.num_requests,
+        num_admitted=totals.num_admitted,
+        num_refused=totals.num_refused,
+        num_preempted=totals.num_preempted,
+        num_finished=totals.num_finished,
+        waste=recorder.waste,
+        fragmentation=recorder.fragmentation,
+        peak_bytes=recorder.peak_bytes,
+        peak_running=recorder.peak_running,
+        ttft_s=summary["ttft_s"],
+        tpot_s=summary["tpot_s"],
+        output_tokens_per_s=summary["output_tokens_per_s"],
+        elapsed_s=summary["elapsed_s"],
+        num_steps=totals.num_steps,
+    )
+
+
+def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> Scheduler:
+    """A fresh scheduler with `options` under its own names."""
+    per_token = model.kv_bytes_per_token()
+    num_blocks = options.kv_bytes // (per_token * options.block_size)
+    if num_blocks < 2:
+        raise LabError(
+            f"a KV budget of {format_bytes(options.kv_bytes)} is smaller than two blocks of {options.block_size} tokens "
+            f"({format_bytes(2 * per_token * options.block_size)}); give more memory or smaller blocks"
+        )
+    shared: dict[str, Any] = {
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+    }
+    if scheduler == "vllm":
+        return make_scheduler(
+            "vllm",
+            num_gpu_blocks=num_blocks,
+            block_size=options.block_size,
+            max_model_len=min(options.max_model_len, (num_blocks - 1) * options.block_size),
+            **shared,
+        )
+    if scheduler == "sglang":
+        return make_scheduler(
+            "sglang",
+            max_total_tokens=num_blocks * options.block_size,
+            context_length=options.max_model_len,
+            max_running_requests=options.max_num_seqs,
+            chunked_prefill_size=options.max_num_batched_tokens,
+        )
+    if scheduler == "tensorrt_llm":
+        return make_scheduler(
+            "tensorrt_llm",
+            num_blocks=num_blocks,
+            tokens_per_block=options.block_size,
+            max_seq_len=options.max_model_len,
+            max_batch_size=options.max_num_seqs,
+            max_num_tokens=options.max_num_batched_tokens,
+        )
+    extra: dict[str, Any] = {"paged": {"block_size": options.block_size}}.get(kv, {})
+    if kv == "reserve-max":
+        extra = {"max_model_len": options.max_model_len}
+    cache = make_kv_cache(kv, bytes_per_token=per_token, capacity_bytes=options.kv_bytes, **extra)
+    return make_scheduler("lab", cache, max_model_len=options.max_model_len, **shared)
+
+
+class MemoryRecorder(RunRecorder):
+    """Adds means over time of waste and fragmentation, and the peak, read at every `every`-th step."""
+
+    def __init__(self, every: int = 4):
+        super().__init__()
+        self.every = every
+        self.peak_bytes: int | None = None
+        self._since_s = 0.0
+        self._held_s = self._waste_s = self._free_s = self._scattered_s = 0.0
+
+    def on_step(
+        self, scheduler: Scheduler, plan: StepPlan, outcome: StepOutcome, start_s: float, end_s: float
+    ) -> None:
+        super().on_step(scheduler, plan, outcome, start_s, end_s)
+        read = getattr(scheduler, "kv_stats", None)
+        if self.num_steps % self.every or read is None:
+            return
+        stats = read()
+        lasted, self._since_s = end_s - self._since_s, end_s
+        if self.peak_bytes is None or stats.reserved_bytes > self.peak_bytes:
+            self.peak_bytes = stats.reserved_bytes
+        if stats.reserved_bytes:
+            self._held_s += lasted
+            self._waste_s += lasted * (1 - stats.token_bytes / stats.reserved_bytes)
+        free = stats.free_bytes
+        if free:
+            self._free_s += lasted
+            self._scattered_s += lasted * (1 - min(1.0, stats.largest_free_bytes / free))
+
+    @property
+    def waste(self) -> float | None:
+        return self._waste_s / self._held_s if self._held_s else None
+
+    @property
+    def fragmentation(self) -> float | None:
+        return self._scattered_s / self._free_s if self._free_s else None
