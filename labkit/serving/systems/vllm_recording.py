@@ -1,0 +1,175 @@
+"""Replays a recording of the real vLLM scheduler and compares every recorded field of every step, block ids included.
+
+The format: tests/golden/vllm/README.md. Token j of the request at list index i is `1000000 + 10000*i + j`; there is no
+end-of-sequence token. In step s every request with `arrival_step <= s` is added first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from labkit.errors import InputError, LabError
+from labkit.recording import Comparison
+from labkit.serving.base import StepResult
+from labkit.serving.systems.vllm import VllmScheduler
+from labkit.workload.base import RequestSpec
+
+OUTPUT_TOKEN_RULE = "token j of request index i = 1000000+10000*i+j"
+ABSENT = "<absent>"
+
+
+def replay(recording: Mapping[str, Any]) -> Comparison:
+    """Raises `InputError` when the file is not such a recording."""
+    for name in ("config", "workload", "steps", "totals"):
+        if name not in recording:
+            raise InputError(
+                "vLLM recording", "is missing; expected config, workload, steps and totals", field=name
+            )
+    model = _Model(recording["config"], recording["workload"])
+    head = {
+        "system": "vllm",
+        "version": "0.33.0",
+        "commit": "g4ba787ec9",
+        "output_token_rule": OUTPUT_TOKEN_RULE,
+    }
+    head["scheduler"] = "AsyncScheduler" if model.scheduler.options.async_scheduling else "Scheduler"
+    comparison = Comparison("vllm")
+    for name, value in recording.items():
+        if name not in ("config", "workload", "steps", "totals"):
+            comparison.compare(name, value, head.get(name, ABSENT))
+    replayed_steps = []
+    for index, recorded in enumerate(recording["steps"]):
+        replayed = _only_recorded(model.step(index), recorded)
+        comparison.compare(f"steps[{index}]", recorded, replayed)
+        comparison.num_ops += 1
+        replayed_steps.append(replayed)
+    comparison.compare("totals", recording["totals"], _totals(replayed_steps))
+    return comparison
+
+
+class _Model:
+    """The lab's scheduler, fed with a recording's workload."""
+
+    def __init__(self, config: Mapping[str, Any], workload: Sequence[Mapping[str, Any]]):
+        if "num_blocks" not in config:
+            raise InputError(
+                "vLLM recording", "is missing; expected the size of the pool", field="config.num_blocks"
+            )
+        for i, row in enumerate(workload):
+            for name in ("id", "arrival_step", "prompt_token_ids", "output_len"):
+                if name not in row:
+                    raise InputError("vLLM recording", "is missing", field=f"workload[{i}].{name}")
+        options = dict(config)
+        options["num_gpu_blocks"] = options.pop("num_blocks")
+        self.scheduler = VllmScheduler(record_chunks=True, refuse=False, **options)
+        self.recorder = DecisionRecorder(self.scheduler, check_every=16)
+        self.workload = workload
+        self.index = {row["id"]: i for i, row in enumerate(workload)}
+        self.order = sorted(range(len(workload)), key=lambda i: (workload[i]["arrival_step"], i))
+
+    def step(self, step: int) -> dict[str, Any]:
+        added = []
+        while self.order and self.workload[self.order[0]]["arrival_step"] <= step:
+            row = self.workload[self.order.pop(0)]
+            prompt, num_outputs, priority = (
+                row["prompt_token_ids"],
+                row["output_len"],
+                row.get("priority") or 0,
+            )
+            spec = RequestSpec(
+                row["id"], 0.0, len(prompt), num_outputs, num_outputs, prompt, priority=priority
+            )
+            self.scheduler.add(spec)
+            added.append(row["id"])
+        answer = lambda name, j: 1_000_000 + 10_000 * self.index[name] + j  # noqa: E731
+        return {"step": step, "added": added} | self.recorder.step(answer)
+
+
+class DecisionRecorder:
+    """Runs a scheduler step by step and writes down all that it decides, in the words of the recordings."""
+
+    def __init__(self, scheduler: VllmScheduler, check_every: int = 1):
+        if not scheduler.record_chunks:
+            raise LabError("decisions can be written down only with record_chunks=True")
+        self.scheduler, self.check_every, self.num_steps = scheduler, check_every, 0
+        self._num_blocks: dict[str, int] = {}
+        self._num_sampled: Counter[str] = Counter()
+
+    def step(self, answer: Callable[[str, int], int]) -> dict[str, Any]:
+        """One step; `answer(request_id, j)` is output token j. Checks the scheduler's integrity every `check_every` steps."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        pool.evicted_ids = []
+        plan = scheduler.schedule()
+        chunks = plan.chunks or []
+        tables = {c.request_id: list(c.block_table) for c in chunks}
+        hit_blocks = {a.request_id: a.num_hit_tokens // scheduler.block_size for a in plan.admitted}
+        decided: dict[str, Any] = {
+            "scheduled": [[c.request_id, c.num_tokens] for c in chunks],
+            "admitted": [
+                {
+                    "id": a.request_id,
+                    "cached_tokens": a.num_hit_tokens,
+                    "cached_blocks": hit_blocks[a.request_id],
+                    "resumed": a.resumed,
+                    "table": tables[a.request_id],
+                }
+                for a in plan.admitted
+            ],
+            "new_block_ids": {
+                name: table[hit_blocks.get(name, self._num_blocks.get(name, 0)) :]
+                for name, table in tables.items()
+            },
+            "preempted": [
+                {
+                    "id": victim.request.id,
+                    "blocks": victim.num_blocks,
+                    "num_computed_tokens": victim.num_computed_tokens,
+                    "num_tokens": victim.num_tokens,
+                }
+                for victim in scheduler.preempted
+            ],
+            "evicted_block_ids": pool.evicted_ids,
+            "free_blocks_after_schedule": pool.num_free,
+        }
+        tokens = {}
+        for chunk in chunks:
+            if chunk.samples:
+                tokens[chunk.request_id] = answer(chunk.request_id, self._num_sampled[chunk.request_id])
+                self._num_sampled[chunk.request_id] += 1
+        outcome = scheduler.update(plan, StepResult(0.0, tokens))
+        self.num_steps += 1
+        if self.num_steps % self.check_every == 0:
+            scheduler.check_integrity()
+        self._num_blocks = {r.id: len(r.table) for r in scheduler.running}
+        return decided | {
+            "finished": list(outcome.finished),
+            "free_blocks_end": pool.num_free,
+            "running": [r.id for r in scheduler.running],
+            "waiting": [r.id for r in scheduler.waiting],
+            "cached_blocks_in_map": pool.num_findable,
+        }
+
+
+def _only_recorded(replayed: dict[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Asynchronous recordings leave out block tables. What a recording has and the model does not stays a difference."""
+    kept = {name: replayed.get(name, ABSENT) for name in recorded}
+    rows = recorded.get("admitted", [])
+    if rows and isinstance(rows[0], dict):
+        kept["admitted"] = [{k: v for k, v in row.items() if k in rows[0]} for row in replayed["admitted"]]
+    return kept
+
+
+def _totals(steps: list[dict[str, Any]]) -> dict[str, int]:
+    admitted = [a for s in steps for a in s["admitted"]]
+    return {
+        "steps": len(steps),
+        "preemptions": sum(len(s["preempted"]) for s in steps),
+        "evicted_blocks": sum(len(s["evicted_block_ids"]) for s in steps),
+        "hit_tokens_first_admission": sum(a["cached_tokens"] for a in admitted if not a["resumed"]),
+        "hit_tokens_resumed": sum(a["cached_tokens"] for a in admitted if a["resumed"]),
+        "scheduled_tokens": sum(n for s in steps for _, n in s["scheduled"]),
+        "new_blocks": sum(len(ids) for s in steps for ids in s.get("new_block_ids", {}).values()),
+        "min_free": min((s["free_blocks_after_schedule"] for s in steps), default=0),
+    }
