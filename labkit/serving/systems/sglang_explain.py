@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from labkit.errors import LabError, require
 from labkit.serving.base import WaitingReason
 from labkit.serving.systems.sglang_adder import PrefillAdder
 from labkit.serving.systems.sglang_request import Req
+from labkit.serving.systems.sglang_state import SglangState
 from labkit.workload.base import RequestSpec
 
-if TYPE_CHECKING:
-    from labkit.serving.systems.sglang import SglangScheduler
 
-
-def refusal(scheduler: SglangScheduler, spec: RequestSpec, max_new: int) -> str | None:
+def refusal(state: SglangState, spec: RequestSpec, max_new: int) -> str | None:
     """The sentence for a request that can never be served whole. (The real server cuts its outputs instead, to what
     fits: `init_req_max_new_tokens`.)"""
-    options = scheduler.options
+    options = state.options
     prompt, capacity = spec.num_prompt_tokens, options.capacity
     if options.context_length is not None and prompt + max_new > options.context_length:
         return (
@@ -40,33 +36,33 @@ def refusal(scheduler: SglangScheduler, spec: RequestSpec, max_new: int) -> str 
             f"request {spec.request_id!r} can never fit: it leaves no slot in reserve in a pool of {capacity}"
         )
     limit = options.max_queued_requests
-    if limit is not None and len(scheduler.waiting) >= limit:
+    if limit is not None and len(state.waiting) >= limit:
         return f"request {spec.request_id!r} is refused: {limit} requests are queued already (max_queued_requests)"
     return None
 
 
-def why(scheduler: SglangScheduler, request_id: str) -> WaitingReason:
+def why(state: SglangState, request_id: str) -> WaitingReason:
     """What binds now, by the rules of the next prefill pass. Blocks are pages."""
-    req = scheduler.requests.get(request_id)
-    if req is None or req not in scheduler.waiting:
+    req = state.requests.get(request_id)
+    if req is None or req not in state.waiting:
         raise LabError(f"request {request_id!r} does not wait here")
-    options, page_size = scheduler.options, scheduler.options.page_size
-    clock = scheduler.clock
-    running = [r for r in scheduler.running if not r.finished]
+    options, page_size = state.options, state.options.page_size
+    clock = state.clock
+    running = [r for r in state.running if not r.finished]
     adder = PrefillAdder(
         options,
-        scheduler.tree,
-        scheduler.pool,
+        state.tree,
+        state.pool,
         running,
-        scheduler.ratio.current,
+        state.ratio.current,
         clock,
         release=lambda req, left: None,
     )
     length = req.seqlen(clock)
-    hit = 0 if options.disable_radix_cache else scheduler.tree.lookup(req.tokens(clock), length - 1)
+    hit = 0 if options.disable_radix_cache else state.tree.lookup(req.tokens(clock), length - 1)
     needed = length - hit + req.new_tokens_left(clock) + page_size
-    position = scheduler.waiting.index(req)
-    limit, because = _binding(scheduler, adder, needed, position, len(running))
+    position = state.waiting.index(req)
+    limit, because = _binding(state, adder, needed, position, len(running))
     sentence = (
         f"request {request_id!r} is number {position + 1} in the queue and needs {needed} tokens "
         f"({length - hit} to compute, {req.new_tokens_left(clock)} it may generate, a page of {page_size}); {because}"
@@ -74,8 +70,8 @@ def why(scheduler: SglangScheduler, request_id: str) -> WaitingReason:
     return WaitingReason(
         request_id=request_id,
         num_needed_blocks=-(-needed // page_size),
-        num_free_blocks=scheduler.pool.num_free_pages,
-        num_evictable_blocks=scheduler.tree.num_evictable // page_size,
+        num_free_blocks=state.pool.num_free_pages,
+        num_evictable_blocks=state.tree.num_evictable // page_size,
         limit=limit,
         can_ever_fit=_ceil(req.num_prompt, page_size) + req.max_new_tokens + page_size < options.capacity,
         sentence=sentence,
@@ -83,11 +79,11 @@ def why(scheduler: SglangScheduler, request_id: str) -> WaitingReason:
 
 
 def _binding(
-    scheduler: SglangScheduler, adder: PrefillAdder, needed: int, position: int, num_running: int
+    state: SglangState, adder: PrefillAdder, needed: int, position: int, num_running: int
 ) -> tuple[str, str]:
-    options = scheduler.options
+    options = state.options
     if (
-        num_running + len(scheduler.extend_rows) >= options.max_running_requests
+        num_running + len(state.extend_rows) >= options.max_running_requests
         and not options.preempts_by_priority
     ):
         return "max_running_requests", f"{num_running} requests run already (max_running_requests)"
@@ -95,31 +91,30 @@ def _binding(
         free = int(adder.rem_total)
         return "kv_tokens", (
             f"free and evictable tokens minus what running requests are expected to add (ratio "
-            f"{scheduler.ratio.current:.3f}) leave {free}"
+            f"{state.ratio.current:.3f}) leave {free}"
         )
-    if scheduler.batch_is_full:
+    if state.batch_is_full:
         return "batch_is_full", "the batch was found full and nobody has left it since"
     if position > 0:
         return "head_of_line", f"{position} requests stand before it and nobody overtakes"
-    if scheduler.chunked is not None:
+    if state.chunked is not None:
         return (
             "chunked_prefill_size",
-            f"the cut request {scheduler.chunked.id!r} takes the chunk budget first",
+            f"the cut request {state.chunked.id!r} takes the chunk budget first",
         )
     return "next_pass", "it has not been looked at yet; nothing stands against it"
 
 
-def check_scheduler(scheduler: SglangScheduler) -> None:
+def check_state(state: SglangState) -> None:
     """`available + evictable + protected + held by requests = total`, and everything the parts keep in counters."""
-    options, pool, tree, clock = scheduler.options, scheduler.pool, scheduler.tree, scheduler.clock
-    holders = {id(r): r for r in (*scheduler.running, *scheduler.extend_rows, *scheduler.decode_rows)}
-    if scheduler.chunked is not None:
-        holders[id(scheduler.chunked)] = scheduler.chunked
+    options, pool, tree, clock = state.options, state.pool, state.tree, state.clock
+    holders = {id(r): r for r in (*state.running, *state.extend_rows, *state.decode_rows)}
+    if state.chunked is not None:
+        holders[id(state.chunked)] = state.chunked
     live = [r for r in holders.values() if not r.finished and r.num_blocks_held(clock, pool) > 0]
     tree.check_integrity([r.lock for r in live if r.lock is not None])
     held = sum(r.num_blocks_held(clock, pool) * options.page_size - r.protected_len for r in live)
-    if scheduler.mode in ("decode", "mixed") and scheduler.step_is_open:
-        held += scheduler.pages_taken_now * options.page_size
+    held += state.num_pages_taken * options.page_size
     total = pool.available + tree.num_evictable + tree.num_protected + held
     require(
         total == pool.num_pages * options.page_size,
@@ -130,41 +125,29 @@ def check_scheduler(scheduler: SglangScheduler) -> None:
         held=held,
         total=pool.num_pages * options.page_size,
     )
-    decoding = [r for r in live if r.base is not None]
-    walked = sum(r.committed(clock) for r in decoding)
-    require(len(decoding) == scheduler.num_decoding, "decoding requests", walked=len(decoding))
-    require(walked == scheduler.num_kv_tokens, "tokens read by a decode step", walked=walked)
-    for req in decoding:
-        require(
-            req.last_at > clock, "its last token lies ahead", request=req.id, last_at=req.last_at, clock=clock
-        )
-    due = sum(r.committed(clock) % options.page_size == 0 for r in decoding)
-    kept = scheduler.num_pages_due[clock % options.page_size]
-    require(due == kept, "pages due in the next decode step", walked=due, kept=kept)
-    ids = {r.id for r in (*live, *scheduler.waiting)}
+    state.decoding.check_integrity(r for r in live if r.base is not None)
+    ids = {r.id for r in (*live, *state.waiting)}
     require(
-        ids == set(scheduler.requests),
+        ids == set(state.requests),
         "every request waits or holds memory",
-        differing=ids ^ set(scheduler.requests),
+        differing=ids ^ set(state.requests),
     )
-    _check_ids(scheduler, live)
+    _check_ids(state, live)
 
 
-def _check_ids(scheduler: SglangScheduler, live: list[Req]) -> None:
-    free = scheduler.pool.free_ids()
+def _check_ids(state: SglangState, live: list[Req]) -> None:
+    free = state.pool.free_ids()
     if free is None:
         return
-    owned = [page for node in scheduler.tree.nodes() for page in node.pages]
+    owned = [page for node in state.tree.nodes() for page in node.pages]
     for req in live:
-        owned += req.pages[req.protected_len // scheduler.options.page_size :]
-        tree_part = req.protected_len // scheduler.options.page_size
+        owned += req.pages[req.protected_len // state.options.page_size :]
+        tree_part = req.protected_len // state.options.page_size
         if req.lock is not None:
-            path = scheduler.tree.path_pages(req.lock)[:tree_part]
+            path = state.tree.path_pages(req.lock)[:tree_part]
             require(req.pages[:tree_part] == path, "a request points at the tree's pages", request=req.id)
     every = sorted(free + owned)
-    require(
-        every == list(range(1, scheduler.pool.num_pages + 1)), "each page has one owner", pages=len(every)
-    )
+    require(every == list(range(1, state.pool.num_pages + 1)), "each page has one owner", pages=len(every))
 
 
 def _ceil(num_tokens: int, page_size: int) -> int:

@@ -49,8 +49,8 @@ class Node:
         self.pages = pages
         self.children: dict[Any, Node] = {}
         self.lock_ref = 0
-        self.hit_count = 0
-        self.priority = priority
+        self.hit_count: int = 0
+        self.priority: int = priority
         self.created: int = time
         self.last_access: int = time
         above: int = parent.depth if parent is not None else 0

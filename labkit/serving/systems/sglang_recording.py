@@ -10,6 +10,7 @@ from labkit.recording import Comparison
 from labkit.serving.base import StepPlan, StepResult
 from labkit.serving.systems.sglang import SglangScheduler
 from labkit.serving.systems.sglang_options import SglangOptions
+from labkit.serving.systems.sglang_state import SglangState
 from labkit.workload.base import RequestSpec
 
 #: options that a recording's `config` names as the server does
@@ -47,7 +48,7 @@ def replay(recording: Mapping[str, Any]) -> Comparison:
         while at < len(arrivals) and workload[arrivals[at]]["arrival_step"] <= number:
             spec, first_token = specs[arrivals[at]]
             scheduler.add(spec)
-            scheduler.requests[spec.request_id].first_output_token = first_token
+            scheduler.state.requests[spec.request_id].first_output_token = first_token
             added.append(spec.request_id)
             at += 1
         replayed = _run_step(scheduler, number, added, totals)
@@ -97,46 +98,47 @@ def _run_step(
     scheduler: SglangScheduler, number: int, added: list[str], totals: dict[str, int]
 ) -> dict[str, Any]:
     """One step of the scheduler, as the recorder wrote it down."""
+    state = scheduler.state
     record: dict[str, Any] = {
         "step": number,
         "added": added,
-        "new_token_ratio_before": scheduler.ratio.current,
+        "new_token_ratio_before": state.ratio.current,
     }
-    queued = {r.id for r in scheduler.waiting}
+    queued = {r.id for r in state.waiting}
     plan = scheduler.schedule()
-    record["mode"] = scheduler.mode
-    record["new_token_ratio_after"] = scheduler.ratio.current
-    if scheduler.mode is not None:
-        record["batch"] = _batch(scheduler, queued)
-        record["chunked_req"] = scheduler.chunked.id if scheduler.chunked else None
-        record["available_after_alloc"] = scheduler.pool.available
-        record["evictable_after_alloc"] = scheduler.tree.num_evictable
+    record["mode"] = state.mode
+    record["new_token_ratio_after"] = state.ratio.current
+    if state.mode is not None:
+        record["batch"] = _batch(state, queued)
+        record["chunked_req"] = state.chunked.id if state.chunked else None
+        record["available_after_alloc"] = state.pool.available
+        record["evictable_after_alloc"] = state.tree.num_evictable
     record["retracted"] = [
-        {"id": r.id, "prompt": r.num_prompt, "outputs": r.num_outputs} for r in scheduler.retracted
+        {"id": r.id, "prompt": r.num_prompt, "outputs": r.num_outputs} for r in state.retracted
     ]
-    record["evictions"] = scheduler.memory.evictions
-    record["running"] = [r.id for r in scheduler.running]
-    _count(scheduler, plan, totals)
+    record["evictions"] = state.memory.evictions
+    record["running"] = [r.id for r in state.running]
+    _count(state, plan, totals)
     record["finished"] = list(scheduler.update(plan, StepResult(0.0)).finished)
-    record["waiting"] = [r.id for r in scheduler.waiting]
-    record["batch_is_full"] = scheduler.batch_is_full
-    record["available"] = scheduler.pool.available
-    record["evictable"] = scheduler.tree.num_evictable
-    record["protected"] = scheduler.tree.num_protected
+    record["waiting"] = [r.id for r in state.waiting]
+    record["batch_is_full"] = state.batch_is_full
+    record["available"] = state.pool.available
+    record["evictable"] = state.tree.num_evictable
+    record["protected"] = state.tree.num_protected
     return record
 
 
-def _batch(scheduler: SglangScheduler, queued: set[str]) -> list[Any]:
-    if scheduler.mode == "decode":
-        return [r.id for r in scheduler.decode_rows]
+def _batch(state: SglangState, queued: set[str]) -> list[Any]:
+    if state.mode == "decode":
+        return [r.id for r in state.decode_rows]
     rows: list[Any] = [
-        [r.id, r.prefix_len, r.extend_end - r.prefix_len, r.id in queued] for r in scheduler.extend_rows
+        [r.id, r.prefix_len, r.extend_end - r.prefix_len, r.id in queued] for r in state.extend_rows
     ]
-    return rows + [[r.id, "decode"] for r in scheduler.decode_rows]
+    return rows + [[r.id, "decode"] for r in state.decode_rows]
 
 
-def _count(scheduler: SglangScheduler, plan: StepPlan, totals: dict[str, int]) -> None:
+def _count(state: SglangState, plan: StepPlan, totals: dict[str, int]) -> None:
     totals["hit_tokens_at_admission"] += sum(admitted.num_hit_tokens for admitted in plan.admitted)
     totals["extend_tokens"] += plan.num_prefill_tokens
-    totals["retractions"] += len(scheduler.retracted)
-    totals["evicted_tokens"] += sum(evicted for _, evicted in scheduler.memory.evictions)
+    totals["retractions"] += len(state.retracted)
+    totals["evicted_tokens"] += sum(evicted for _, evicted in state.memory.evictions)
