@@ -284,7 +284,11 @@ def _lengths(line: PrintedLine, per_token: float) -> Iterator[Step]:
         )
     if "kv_gib" in numbers and "kv_tokens" not in numbers:
         tokens = numbers.get("tokens")
-        if tokens is None and line.gpu is None and not (line.ledger or line.blocks or "concurrency" in numbers):
+        if (
+            tokens is None
+            and line.gpu is None
+            and not (line.ledger or line.blocks or "concurrency" in numbers)
+        ):
             tokens = length or numbers.get("n_ctx")
         if tokens is not None:
             yield _sequence_gib(line, per_token, tokens)

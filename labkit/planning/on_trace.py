@@ -1,0 +1,92 @@
+"""A plan on a real load: how many of *its* requests fit at once, and how many are preempted when it is replayed.
+
+The printed concurrency assumes that every request is as long as it may be. Real ones are shorter and grow while they
+live, so the pool holds more of them at rest; whether it does so without preemption only a replay tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from labkit.errors import LabError
+from labkit.kv.paged import PagedKVCache
+from labkit.observe.recorder import RunRecorder
+from labkit.planning.engines import batch_limits
+from labkit.planning.planner import Plan
+from labkit.serving.cost_model import CostModelExecutor
+from labkit.serving.engine import simulate
+from labkit.serving.schedulers import make_scheduler
+from labkit.workload.base import RequestSpec
+
+
+@dataclass(frozen=True)
+class TracePlan:
+    """Blocks that the trace's requests hold at the end (`final`) and on average over their life (`mean`)."""
+
+    num_requests: int
+    num_too_long: int
+    mean_prompt_tokens: float
+    mean_output_tokens: float
+    concurrency_at_final_length: float
+    concurrency_at_mean_footprint: float
+    concurrency_at_p95_length: float
+    preempted_share: float | None = None
+    summary: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def plan_on_trace(plan: Plan, requests: Sequence[RequestSpec], *, replay: bool = True) -> TracePlan:
+    """Concurrency on the load's own lengths; with `replay` also the share of requests that get preempted.
+
+    Requests above `max_model_len` are left out of the footprint and refused in the replay, as servers do.
+    """
+    model_len = plan.request.model_len
+    fitting = [r for r in requests if r.num_prompt_tokens < model_len]
+    if not fitting:
+        raise LabError(f"no request of the trace has a prompt below --max-model-len {model_len:,}")
+    prompts = np.array([r.num_prompt_tokens for r in fitting], dtype=float)
+    outputs = np.minimum(np.array([r.num_output_tokens for r in fitting], dtype=float), model_len - prompts)
+    size = plan.block_size
+    final = np.ceil((prompts + outputs) / size)
+    # life is measured in decode steps: a request of many outputs is resident for longer
+    mean = float((np.ceil((prompts + outputs / 2) / size) * outputs).sum() / outputs.sum())
+    pool = max(0, plan.num_usable_blocks) / plan.groups.num_groups
+    shares: dict[str, Any] = {}
+    if replay:
+        recorder = replay_plan(plan, requests)
+        admitted = sum(r.admission_s is not None for r in recorder.requests.values())
+        preempted = sum(r.num_preemptions > 0 for r in recorder.requests.values())
+        shares = {"preempted_share": preempted / admitted if admitted else 0.0, "summary": recorder.summary()}
+    return TracePlan(
+        num_requests=len(requests),
+        num_too_long=len(requests) - len(fitting),
+        mean_prompt_tokens=float(prompts.mean()),
+        mean_output_tokens=float(outputs.mean()),
+        concurrency_at_final_length=pool / float(final.mean()),
+        concurrency_at_mean_footprint=pool / mean,
+        concurrency_at_p95_length=pool / float(np.percentile(final, 95)),
+        **shares,
+    )
+
+
+def replay_plan(plan: Plan, requests: Sequence[RequestSpec]) -> RunRecorder:
+    """Replay on the lab's scheduler with the plan's pool: block-budget admission, chunked prefill, preemption by
+    recompute. Time is the cost model's, for one rank's share of the work."""
+    tokens, seqs = batch_limits(plan.request)
+    blocks = plan.num_usable_blocks // plan.groups.num_groups
+    if blocks < 1:
+        raise LabError("the pool has no block to replay a trace on; see the plan's sentence")
+    kv = PagedKVCache(blocks, max(1, plan.groups.bytes_per_token), block_size=plan.block_size)
+    scheduler = make_scheduler(
+        "lab", kv, max_num_batched_tokens=tokens, max_num_seqs=seqs, max_model_len=plan.request.model_len
+    )
+    executor = CostModelExecutor(plan.request.model, plan.request.gpu, kv_dtype=plan.request.kv_dtype)
+    recorder = RunRecorder()
+    simulate(scheduler, executor, requests, recorder)
+    return recorder
