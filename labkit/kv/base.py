@@ -146,7 +146,7 @@ class KVCacheManager(ABC):
     @abstractmethod
     def fork(self, parent_id: str, child_id: str) -> Grown:
         """Give `child_id` the same tokens as `parent_id` (shared where the cache can share, copied where not).
-        Raises `NoSpace`."""
+        What the parent knows beyond its placed tokens the child does not: tell it with `append`. Raises `NoSpace`."""
 
     @abstractmethod
     def free(self, request_id: str, *, num_computed_tokens: int | None = None) -> None:

@@ -139,13 +139,15 @@ class PagedKVCache(KVCacheManager):
         if child_id in self._tables:
             raise LabError(f"request {child_id!r} is already in the KV cache")
         self.pool.acquire(parent.blocks[parent.first_live :])
+        num_full = parent.num_tokens // self.block_size
+        ids = parent.token_ids
         self._tables[child_id] = BlockTable(
             list(parent.blocks),
             parent.num_tokens,
             parent.first_live,
-            list(parent.keys),
-            list(parent.token_ids) if parent.token_ids is not None else None,
-            parent.num_prompt_keys,
+            parent.keys[:num_full],  # what follows the fork is the child's own
+            None if ids is None else ids[: parent.num_tokens],
+            min(parent.num_prompt_keys, num_full),
             parent.num_hits,
             parent.num_published,
             parent.priority,
