@@ -125,7 +125,7 @@ class Failure:
 
 @dataclass
 class ChurnRun:
-    """What happened. Samples are taken at every arrival; bytes and seconds."""
+    """What happened; bytes and seconds."""
 
     capacity: int
     times_s: list[float] = field(default_factory=list)
@@ -148,6 +148,13 @@ class ChurnRun:
         return [1 - largest / free if free else 0.0 for free, largest in zip(self.free, self.largest_free)]
 
     @property
+    def mean_contiguity_loss(self) -> float:
+        """Averaged over time: a state that lasts no time does not count."""
+        lasts = [later - now for now, later in zip(self.times_s, self.times_s[1:])]
+        total = sum(lasts)
+        return sum(loss * last for loss, last in zip(self.contiguity_loss, lasts)) / total if total else 0.0
+
+    @property
     def num_fragmentation_failures(self) -> int:
         return sum(failure.with_room_to_spare for failure in self.failures)
 
@@ -156,14 +163,19 @@ class Churn:
     """One run. `on_failure`: "wait" queues first come first served, "drop" turns the holding away.
 
     With `keep_finished` what has ended stays in memory as a cache and is evicted, oldest first, only when a placement
-    needs the room. `snapshot_times_s` are instants at which the layout is kept; `restart_at_s` rebuilds the memory with
-    `fresh()` and places what is alive again, in order of arrival.
+    needs the room. Samples are taken after every arrival, with `sample_ends` also after every end.
     """
 
     def __init__(
-        self, memory: Memory, *, on_failure: Literal["wait", "drop"] = "wait", keep_finished: bool = False
+        self,
+        memory: Memory,
+        *,
+        on_failure: Literal["wait", "drop"] = "wait",
+        keep_finished: bool = False,
+        sample_ends: bool = False,
     ):
         self.memory, self.on_failure, self.keep_finished = memory, on_failure, keep_finished
+        self.sample_ends = sample_ends
         self.run = ChurnRun(memory.capacity)
         self._ends: list[tuple[float, int]] = []
         self._live: dict[int, tuple[Holding, Any]] = {}
@@ -221,6 +233,8 @@ class Churn:
             else:
                 self.memory.release(handle)
             self._admit_waiting(end_s)
+            if self.sample_ends:
+                self._sample(end_s)
 
     def _admit_waiting(self, now_s: float) -> None:
         while self._waiting:
