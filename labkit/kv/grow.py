@@ -53,8 +53,9 @@ class GrowKVCache(ContiguousKVCache):
             self.peak_copy_slots = max(self.peak_copy_slots, old.size + new.size)
             self.allocator.free(old)
             run.allocation = new
-            self._num_moved_tokens += run.num_tokens
-            return Grown((*moves, Move(old.offset, new.offset, run.num_tokens)))
+            num_written = min(num_tokens, old.requested)  # `room` let it write beyond what it has appended
+            self._num_moved_tokens += num_written
+            return Grown((*moves, Move(old.offset, new.offset, num_written)))
         raise NoSpace(
             f"request {request_id} needs a run of {num_tokens} slots beside its {old.size}; {last.free} are free, "
             f"the longest run has {last.largest_free}"
@@ -63,7 +64,7 @@ class GrowKVCache(ContiguousKVCache):
 
 class GrowCompactKVCache(GrowKVCache):
     """As `grow`, but when enough slots are free and no run is long enough, all live runs slide together to the low end
-    first. Every token that moves is counted."""
+    first. Every slot that moves is counted: all that are reserved, since `room` lets a request write there unseen."""
 
     name = "grow-compact"
 
@@ -96,7 +97,7 @@ class GrowCompactKVCache(GrowKVCache):
             source, target = old.offset, run.allocation.offset
             require(target <= source, "compaction only moves runs down", source=source, target=target)
             if target < source:
-                moves.append(Move(source, target, run.num_tokens))
-                self._num_moved_tokens += run.num_tokens
+                moves.append(Move(source, target, old.requested))
+                self._num_moved_tokens += old.requested
         self.num_compactions += 1
         return moves

@@ -51,7 +51,9 @@ def memo():
     return {FULL: {}, WINDOWED: {}}
 
 
-def serve(config: LlamaConfig, name: str, options: dict, memo, *, num_requests=60, capacity=1280, seed=1, **driver):
+def serve(
+    config: LlamaConfig, name: str, options: dict, memo, *, num_requests=60, capacity=1280, seed=1, **driver
+):
     torch.set_num_threads(1)
     weights = random_weights(config, np.random.default_rng(7))
     bytes_per_token = TensorExecutor.kv_spec(config).bytes_per_token
@@ -105,11 +107,15 @@ def test_same_tokens_checks_something(memo):
             for i, chunk in enumerate(plan.chunks):
                 if chunk.start > 20 and len(chunk.block_table) > 1:
                     wrong = (chunk.block_table[0], *chunk.block_table[:1], *chunk.block_table[2:])
-                    plan.chunks[i] = type(chunk)(chunk.request_id, chunk.start, chunk.num_tokens, chunk.samples, wrong)
+                    plan.chunks[i] = type(chunk)(
+                        chunk.request_id, chunk.start, chunk.num_tokens, chunk.samples, wrong
+                    )
             return super().execute(plan)
 
     weights = random_weights(config, np.random.default_rng(7))
-    kv = make_kv_cache("paged", capacity_tokens=1280, bytes_per_token=TensorExecutor.kv_spec(config).bytes_per_token)
+    kv = make_kv_cache(
+        "paged", capacity_tokens=1280, bytes_per_token=TensorExecutor.kv_spec(config).bytes_per_token
+    )
     executor = Off(config, kv, TensorMemory(16 * MIB), weights=weights)
     Driver(executor, kv, random_requests(config, 10, 1), seed=1, fork_rate=0, preempt_rate=0).run()
     with pytest.raises(AssertionError, match="has other tokens"):
