@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -33,25 +33,23 @@ def model(
     tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 1,
     pp: Annotated[int, typer.Option(help="pipeline stages")] = 1,
     expert_parallel: Annotated[bool, typer.Option(help="ranks hold whole experts")] = False,
-    max_model_len: Annotated[Optional[int], typer.Option(help="longest sequence in tokens")] = None,  # noqa: UP045
+    max_model_len: Annotated[int | None, typer.Option(help="longest sequence in tokens")] = None,
     kv_dtype: Annotated[str, typer.Option(help="auto, fp8, bf16, ...")] = "auto",
     quantization: Annotated[
-        Optional[str], typer.Option(help="weights: fp8, fp8-block, int8, awq, gptq, mxfp4, none")
-    ] = None,  # noqa: UP045
-    block_size: Annotated[Optional[int], typer.Option(help="tokens per block")] = None,  # noqa: UP045
+        str | None, typer.Option(help="weights: fp8, fp8-block, int8, awq, gptq, mxfp4, none")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(help="tokens per block")] = None,
     memory_fraction: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option("--memory-fraction", "--gpu-memory-utilization", help="the engine's own fraction"),
     ] = None,
-    max_num_seqs: Annotated[Optional[int], typer.Option(help="largest batch in sequences")] = None,  # noqa: UP045
-    max_num_batched_tokens: Annotated[Optional[int], typer.Option(help="largest batch in tokens")] = None,  # noqa: UP045
-    max_tokens: Annotated[
-        Optional[int], typer.Option(help="TensorRT-LLM's limit on the pool in tokens")
-    ] = None,  # noqa: UP045
+    max_num_seqs: Annotated[int | None, typer.Option(help="largest batch in sequences")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="largest batch in tokens")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="TensorRT-LLM's limit on the pool in tokens")] = None,
     trace: Annotated[
-        Optional[str], typer.Option(help="a trace file or name: concurrency on its lengths, and a replay")
-    ] = None,  # noqa: UP045
-    limit: Annotated[Optional[int], typer.Option(help="first requests of the trace only")] = None,  # noqa: UP045
+        str | None, typer.Option(help="a trace file or name: concurrency on its lengths, and a replay")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="first requests of the trace only")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """KV GiB, blocks, tokens and concurrency as the engine would print them, the ledger, and what would help."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -45,10 +45,8 @@ def list_traces(as_json: Annotated[bool, typer.Option("--json", help="one JSON l
 @app.command("fetch")
 def fetch(
     name: Annotated[str, typer.Argument(help="a name from labkit traces list")],
-    to: Annotated[
-        Optional[Path], typer.Option(help="folder; default: the cache where notebooks look")
-    ] = None,  # noqa: UP045
-    url: Annotated[Optional[str], typer.Option(help="another address of the same file")] = None,  # noqa: UP045
+    to: Annotated[Path | None, typer.Option(help="folder; default: the cache where notebooks look")] = None,
+    url: Annotated[str | None, typer.Option(help="another address of the same file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """Download a trace from its public address, check it, and put it where the lab finds it."""

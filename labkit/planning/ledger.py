@@ -107,7 +107,7 @@ def make_ledger(plan: Plan) -> Ledger:
             "derived",
         )
     ]
-    if request.model.linear is not None:
+    if request.model.linear is not None and plan.groups.num_state_groups == 0:
         kv.append(Term("recurrent states", "kv_cache", states, "fixed state x sequences", True, "derived"))
     lines = [*plan.budget.terms, *kv, allocator_rounding(plan), new_shapes(plan)]
     return Ledger(plan, tuple(lines), plan.budget.total_bytes)

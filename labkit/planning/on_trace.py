@@ -52,11 +52,10 @@ def plan_on_trace(plan: Plan, requests: Sequence[RequestSpec], *, replay: bool =
         raise LabError(f"no request of the trace has a prompt below --max-model-len {model_len:,}")
     prompts = np.array([r.num_prompt_tokens for r in fitting], dtype=float)
     outputs = np.minimum(np.array([r.num_output_tokens for r in fitting], dtype=float), model_len - prompts)
-    size = plan.block_size
-    final = np.ceil((prompts + outputs) / size)
+    final = _blocks(plan, prompts + outputs)
     # life is measured in decode steps: a request of many outputs is resident for longer
-    mean = float((np.ceil((prompts + outputs / 2) / size) * outputs).sum() / outputs.sum())
-    pool = max(0, plan.num_usable_blocks) / plan.groups.num_groups
+    mean = float((_blocks(plan, prompts + outputs / 2) * outputs).sum() / outputs.sum())
+    pool = max(0, plan.num_usable_blocks)
     shares: dict[str, Any] = {}
     if replay:
         recorder = replay_plan(plan, requests)
@@ -75,11 +74,27 @@ def plan_on_trace(plan: Plan, requests: Sequence[RequestSpec], *, replay: bool =
     )
 
 
+def _blocks(plan: Plan, num_tokens: np.ndarray) -> np.ndarray:
+    """Blocks that requests of `num_tokens` hold, over all groups."""
+    batched = batch_limits(plan.request)[0]
+    return np.array(
+        [plan.groups.blocks_per_request(int(n), plan.block_size, batched) for n in np.ceil(num_tokens)]
+    )
+
+
+def replay_blocks(plan: Plan, requests: Sequence[RequestSpec]) -> int:
+    """Blocks of one full-attention group that the replay may use. The other groups' blocks (windows, states) come out of
+    the same pool: their mean share is taken off."""
+    lengths = np.array([r.num_prompt_tokens + r.num_output_tokens / 2 for r in requests])
+    full = float(np.ceil(lengths / plan.block_size).mean())
+    return int(plan.num_usable_blocks * full / float(_blocks(plan, lengths).mean()))
+
+
 def replay_plan(plan: Plan, requests: Sequence[RequestSpec]) -> RunRecorder:
     """Replay on the lab's scheduler with the plan's pool: block-budget admission, chunked prefill, preemption by
     recompute. Time is the cost model's, for one rank's share of the work."""
     tokens, seqs = batch_limits(plan.request)
-    blocks = plan.num_usable_blocks // plan.groups.num_groups
+    blocks = replay_blocks(plan, requests)
     if blocks < 1:
         raise LabError("the pool has no block to replay a trace on; see the plan's sentence")
     kv = PagedKVCache(blocks, max(1, plan.groups.bytes_per_token), block_size=plan.block_size)

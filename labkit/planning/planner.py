@@ -62,17 +62,17 @@ def make_plan(request: PlanRequest) -> Plan:
 
     Raises `LabError` when the GPU is too small for the weights or when nothing is left for keys and values.
     """
-    size = block_size(request)
     chosen: tuple[int, Budget, KVGroups] | None = None
     for stage in range(request.parallel.pp):
         budget = rank_budget(request, stage)
         _must_hold_weights(request, budget)
         groups = _stage_groups(request, stage)
+        size = groups.block_size or block_size(request)
         blocks = _num_blocks(request, budget.kv_bytes, groups.bytes_per_token * size)
         if chosen is None or blocks < chosen[0]:
             chosen = (blocks, budget, groups)
     assert chosen is not None
-    return _finish(request, *chosen, size)
+    return _finish(request, *chosen)
 
 
 def _must_hold_weights(request: PlanRequest, budget: Budget) -> None:
@@ -92,8 +92,7 @@ def _must_hold_weights(request: PlanRequest, budget: Budget) -> None:
 
 
 def _stage_groups(request: PlanRequest, stage: int) -> KVGroups:
-    hybrid = request.hybrid and request.engine in ("vllm", "vllm-v1")
-    groups = kv_groups(request.model, request.kv_dtype, request.parallel.tp, hybrid=hybrid)
+    groups = kv_groups(request.model, request.kv_dtype, request.parallel.tp, hybrid=_is_hybrid(request))
     if request.parallel.pp == 1:
         return groups
     layers = stage_layers(request.model.num_layers, request.parallel.pp)[stage]
@@ -107,8 +106,13 @@ def _stage_groups(request: PlanRequest, stage: int) -> KVGroups:
     )
 
 
+def _is_hybrid(request: PlanRequest) -> bool:
+    return request.hybrid and request.engine in ("vllm", "vllm-v1")
+
+
 def _num_blocks(request: PlanRequest, kv_bytes: int, block_bytes: int) -> int:
-    if request.model.linear is not None:
+    if request.model.linear is not None and not _is_hybrid(request):
+        # a pool of states apart, for as many sequences as run, at most half of the memory
         seqs = batch_limits(request)[1]
         kv_bytes -= min(seqs * request.model.state_bytes_per_sequence(request.parallel.tp), kv_bytes // 2)
     if block_bytes == 0:
@@ -119,7 +123,8 @@ def _num_blocks(request: PlanRequest, kv_bytes: int, block_bytes: int) -> int:
     return blocks
 
 
-def _finish(request: PlanRequest, blocks: int, budget: Budget, groups: KVGroups, size: int) -> Plan:
+def _finish(request: PlanRequest, blocks: int, budget: Budget, groups: KVGroups) -> Plan:
+    size = groups.block_size or block_size(request)
     tokens, seqs = batch_limits(request)
     model_len = request.model_len
     per_request = groups.blocks_per_request(model_len, size, tokens)

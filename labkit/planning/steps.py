@@ -13,7 +13,7 @@ from labkit.models.parallel import Parallel
 from labkit.models.quantization import Quantization
 from labkit.models.spec import ModelSpec
 from labkit.planning.engines import collect_terms, rank_budget
-from labkit.planning.kv_groups import kv_groups
+from labkit.planning.kv_groups import KVGroups, kv_groups
 from labkit.planning.printed import PrintedLine
 from labkit.planning.request import PlanRequest
 from labkit.units import GIB, MIB
@@ -206,12 +206,14 @@ def _blocks_and_tokens(line: PrintedLine, per_token: float) -> Iterator[Step]:
     printed = line.numbers["kv_tokens"]
     rules = [(blocks, f"floor({gib:g} GiB / ({size} x {per_token:,.0f} B)) x {size}")]
     groups = _groups(line)
-    if groups > 1:
-        group_bytes = _derived_bytes(line)["one hybrid group"]
+    if groups is not None:
+        group_block = groups.bytes_per_token * (groups.block_size or size)
         rules.append(
             (
-                lambda amount: amount * GIB // (group_bytes * size) // groups,
-                f"floor({gib:g} GiB / ({size} x {group_bytes:,.0f} B)) / {groups} groups x {size}",
+                lambda amount: (
+                    amount * GIB // group_block // groups.num_groups * (groups.block_size or size) / size
+                ),
+                f"floor({gib:g} GiB / {group_block:,} B) / {groups.num_groups} groups x {groups.block_size or size}",
             )
         )
     rule, formula = min(rules, key=lambda r: abs(r[0](gib) * size - printed))
@@ -226,10 +228,12 @@ def _blocks_and_tokens(line: PrintedLine, per_token: float) -> Iterator[Step]:
     )
 
 
-def _groups(line: PrintedLine) -> int:
-    if line.model is None or "one hybrid group" not in _derived_bytes(line):
-        return 1
-    return kv_groups(line.model, line.kv_dtype, line.tp).num_groups
+def _groups(line: PrintedLine) -> KVGroups | None:
+    """The hybrid groups of a model whose layers do not all keep the same, else None."""
+    if line.model is None or not _derived_bytes(line) or line.num_kv_layers is not None:
+        return None
+    groups = kv_groups(line.model, line.kv_dtype, line.tp)
+    return groups if groups.num_groups > 1 else None
 
 
 def _tokens_from_blocks(line: PrintedLine) -> Iterator[Step]:
@@ -249,8 +253,9 @@ def _concurrency(line: PrintedLine) -> Iterator[Step]:
     printed = line.numbers.get("concurrency")
     if printed is not None:
         planned, formula = tokens / length, f"{tokens:,.0f} / {length:,}"
-        if line.model is not None and _groups(line) > 1 and abs(planned / printed - 1) > ONE_RANK:
-            planned, formula = _hybrid_concurrency(line, tokens, length, printed)
+        groups = _groups(line)
+        if groups is not None and abs(planned / printed - 1) > ONE_RANK:
+            planned, formula = _hybrid_concurrency(line, groups, tokens, length, printed)
         low, high = planned - 0.005, planned + 0.005
         yield Step("concurrency", printed, planned, formula, ONE_RANK, low, high)
     if re.search("refus|reject|serve|start", line.result.lower()):
@@ -259,13 +264,22 @@ def _concurrency(line: PrintedLine) -> Iterator[Step]:
         yield Step("result", said, planned_result, f"{tokens:,.0f} tokens, max_model_len {length:,}")
 
 
-def _hybrid_concurrency(line: PrintedLine, tokens: float, length: int, printed: float) -> tuple[float, str]:
-    assert line.model is not None
-    groups = kv_groups(line.model, line.kv_dtype, line.tp)
-    blocks = tokens / line.block_size * groups.num_groups
-    options = {n: blocks / groups.blocks_per_request(length, line.block_size, n) for n in BATCHED_TOKENS}
-    best = min(options, key=lambda n: abs(options[n] - printed))
-    return options[best], f"{groups.num_groups} groups, {blocks:,.0f} blocks, {best:,} batched tokens"
+def _hybrid_concurrency(
+    line: PrintedLine, groups: KVGroups, tokens: float, length: int, printed: float
+) -> tuple[float, str]:
+    """Blocks divided by what a request holds. The token line rounds blocks down to whole groups, so up to one group of
+    blocks less one may be there beside it; the step's tokens are not printed and the usual ones are tried."""
+    size = groups.block_size or line.block_size
+    least = int(tokens // size) * groups.num_groups
+    options = {
+        (blocks, n): blocks / groups.blocks_per_request(length, size, n)
+        for blocks in range(least, least + groups.num_groups)
+        for n in BATCHED_TOKENS
+    }
+    best = min(options, key=lambda option: abs(options[option] - printed))
+    return options[
+        best
+    ], f"{groups.num_groups} groups, {best[0]:,} blocks of {size}, {best[1]:,} batched tokens"
 
 
 def _lengths(line: PrintedLine, per_token: float) -> Iterator[Step]:
