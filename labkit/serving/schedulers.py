@@ -31,7 +31,7 @@ PARTS: dict[str, tuple[Registry[Any], str]] = {
     "pressure": (PRESSURES, "recompute"),
 }
 SCHEDULER_OPTIONS = ("max_num_seqs", "max_model_len", "record_chunks")
-#: models of real systems: module of `labkit.serving.systems` and what builds a scheduler from its own option names
+#: models of real systems: modules of `labkit.serving.systems`, each with one scheduler class
 SYSTEMS = ("vllm", "sglang", "tensorrt_llm")
 
 
@@ -47,8 +47,26 @@ def make_scheduler(name: str, kv: KVCacheManager | None = None, **options: Any) 
         return _compose(kv, options)
     if name not in SYSTEMS:
         raise LabError(f"unknown scheduler {name!r}; choose one of: {', '.join(scheduler_names())}")
-    build: Callable[..., Scheduler] = importlib.import_module(f"labkit.serving.systems.{name}").make_scheduler
-    return build(**options)
+    return _scheduler_of(name)(**options)
+
+
+def _scheduler_of(name: str) -> Callable[..., Scheduler]:
+    """The one scheduler class that `labkit.serving.systems.<name>` defines."""
+    path = f"labkit.serving.systems.{name}"
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise LabError(
+            f"the model of {name!r} is not part of this version; choose another scheduler"
+        ) from None
+    (found,) = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Scheduler) and value.__module__ == path
+    ]
+    return found
 
 
 def _compose(kv: KVCacheManager, options: dict[str, Any]) -> LabScheduler:
