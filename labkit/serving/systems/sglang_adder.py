@@ -222,7 +222,8 @@ class PrefillAdder:
         return True
 
     def _send_back(self, victims: Sequence[Req]) -> None:
-        """In the order of the running list; each is told how many will then be left."""
+        """In the order of the running list; each is told how many will then be left. (The server puts several victims of
+        one candidate into its queue in the order of a Python set, which is no order; here it is the running list's.)"""
         gone = set(victims)
         num_left = len(self.running)
         kept = []
@@ -233,5 +234,5 @@ class PrefillAdder:
             self.total_offset -= victim.new_tokens_left(self.clock) * self.ratio
             num_left -= 1
             self.release(victim, num_left)
+            self.preempted.append(victim)
         self.running[:] = kept
-        self.preempted.extend(victims)
