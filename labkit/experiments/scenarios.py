@@ -101,7 +101,10 @@ def compare(expected: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str
     for path, wanted in expected.items():
         got: Any = figures
         for key in path.split("."):
-            got = got[key]
+            got = got.get(key) if isinstance(got, Mapping) else None
+        if got is None:
+            misses.append(f"{path} is not among the figures, expected {wanted!r}")
+            continue
         if isinstance(wanted, dict):
             value = wanted["value"]
             if "digits" in wanted:

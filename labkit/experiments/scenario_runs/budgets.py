@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from labkit.experiments.scenarios import SCENARIOS
@@ -106,5 +107,5 @@ def swap_or_recompute(inputs: Mapping[str, Any], seed: int) -> dict[str, Any]:
             (b for b, s, r in zip(sizes, swaps, recompute) if s < r), None
         ),
         "swap_wins_at_context": dict(zip(map(str, lengths), swap_first)),
-        "crossovers_in_context": sum(a != b for a, b in zip(swap_first, swap_first[1:])),
+        "crossovers_in_context": sum(a != b for a, b in pairwise(swap_first)),
     }
