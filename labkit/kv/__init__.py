@@ -19,7 +19,7 @@ from labkit.kv.paged import PagedKVCache
 from labkit.kv.prefix import PREFIX_CACHES, make_prefix_cache
 from labkit.kv.reserve import ReserveMaxKVCache, ReserveOracleKVCache, ReservePow2KVCache
 from labkit.kv.virtual import VirtualContiguousKVCache
-from labkit.memory import make_allocator
+from labkit.memory import Allocator, make_allocator
 from labkit.registry import Registry
 from labkit.units import MIB
 
@@ -75,6 +75,25 @@ def make_kv_cache(
     return builder(positive(capacity_tokens, "capacity_tokens"), bytes_per_token, **options)
 
 
+#: allocators that can count in token slots, and what makes their smallest unit one slot
+_SLOT_ALLOCATORS: dict[str, dict[str, int]] = {
+    "first-fit": {},
+    "best-fit": {},
+    "next-fit": {},
+    "worst-fit": {},
+    "buddy": {"min_block_bytes": 1},
+    "size-class": {"min_class_bytes": 1},
+}
+
+
+def _slots(allocator: str, num_slots: int) -> Allocator:
+    if allocator not in _SLOT_ALLOCATORS:
+        raise LabError(
+            f"allocator {allocator!r} does not hand out token slots; choose one of: {', '.join(_SLOT_ALLOCATORS)}"
+        )
+    return make_allocator(allocator, num_slots, **_SLOT_ALLOCATORS[allocator])
+
+
 @KV_CACHES.register("paged")
 def _paged(
     capacity_tokens: int,
@@ -104,21 +123,19 @@ def _paged(
 def _reserve_max(
     capacity_tokens: int, bytes_per_token: int, allocator: str = "first-fit", max_model_len: int | None = None
 ) -> KVCacheManager:
-    return ReserveMaxKVCache(
-        make_allocator(allocator, capacity_tokens), bytes_per_token, max_model_len=max_model_len
-    )
+    return ReserveMaxKVCache(_slots(allocator, capacity_tokens), bytes_per_token, max_model_len=max_model_len)
 
 
 @KV_CACHES.register("reserve-pow2")
 def _reserve_pow2(capacity_tokens: int, bytes_per_token: int, allocator: str = "first-fit") -> KVCacheManager:
-    return ReservePow2KVCache(make_allocator(allocator, capacity_tokens), bytes_per_token)
+    return ReservePow2KVCache(_slots(allocator, capacity_tokens), bytes_per_token)
 
 
 @KV_CACHES.register("reserve-oracle")
 def _reserve_oracle(
     capacity_tokens: int, bytes_per_token: int, allocator: str = "first-fit"
 ) -> KVCacheManager:
-    return ReserveOracleKVCache(make_allocator(allocator, capacity_tokens), bytes_per_token)
+    return ReserveOracleKVCache(_slots(allocator, capacity_tokens), bytes_per_token)
 
 
 @KV_CACHES.register("grow")
@@ -129,7 +146,7 @@ def _grow(
     grow_tokens: int = 64,
     growth: float = 1.0,
 ) -> KVCacheManager:
-    inner = make_allocator(allocator, capacity_tokens)
+    inner = _slots(allocator, capacity_tokens)
     return GrowKVCache(inner, bytes_per_token, grow_tokens=grow_tokens, growth=growth)
 
 
@@ -145,7 +162,7 @@ def _grow_compact(
         raise LabError(
             f"KV cache 'grow-compact' cannot compact on {allocator!r}: choose first-fit, best-fit or worst-fit"
         )
-    inner = make_allocator(allocator, capacity_tokens)
+    inner = _slots(allocator, capacity_tokens)
     return GrowCompactKVCache(inner, bytes_per_token, grow_tokens=grow_tokens, growth=growth)
 
 
