@@ -187,5 +187,5 @@ class VirtualMemoryAllocator(Allocator):
         self.num_unmaps += num_granules
 
     def _check_live(self, allocation: Allocation) -> None:
-        if self._live.get(getattr(allocation, "offset", -1)) is not allocation:
+        if allocation is None or self._live.get(getattr(allocation, "offset", -1)) is not allocation:
             raise not_live(self, allocation)

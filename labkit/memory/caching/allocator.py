@@ -453,7 +453,6 @@ class CachingAllocator(Allocator):
         """One successful device allocation or mapping."""
         self.reserved_bytes += size
         self.num_device_alloc += 1
-        pool.num_segments += 1
         for stats in (self.all_stats, pool.stats):
             stats.reserved_bytes.increase(size)
 
@@ -461,7 +460,6 @@ class CachingAllocator(Allocator):
         """One device free or unmapping."""
         self.reserved_bytes -= size
         self.num_device_free += 1
-        pool.num_segments -= 1
         for stats in (self.all_stats, pool.stats):
             stats.reserved_bytes.decrease(size)
 
@@ -469,7 +467,7 @@ class CachingAllocator(Allocator):
         return [pool for pool in self.private_pools.values() if not pool.use_count]
 
     def forget_if_empty(self, private: PrivatePool) -> None:
-        if private.is_empty:
+        if not any(segment.pool.pool_id == private.pool_id for segment in self.segments.values()):
             del self.private_pools[private.pool_id]
 
     def _finish_events(self, stream: int) -> None:

@@ -151,7 +151,6 @@ class BlockPool:
         self.free: dict[int, list[FreeEntry]] = {}
         self.unmapped: dict[int, list[tuple[int, Block]]] = {}
         self.num_searches = 0
-        self.num_segments = 0  # device allocations alive, for the end of a private pool
 
     def insert(self, block: Block) -> None:
         block.age_base = self.num_searches

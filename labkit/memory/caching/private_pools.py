@@ -17,7 +17,3 @@ class PrivatePool:
         self.small = BlockPool(True, small_stats, pool_id)
         self.large = BlockPool(False, large_stats, pool_id)
         self.use_count = 1
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.small.num_segments and not self.large.num_segments

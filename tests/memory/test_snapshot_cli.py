@@ -1,0 +1,61 @@
+"""`labkit snapshot`: report, JSON, page, and one sentence for bad files."""
+
+import json
+
+import pytest
+from snapshot_files import NAMES, handed_stats, raw
+
+from labkit.cli.main import main
+
+
+@pytest.fixture(params=NAMES)
+def file(request, tmp_path):
+    path = tmp_path / f"{request.param}.pickle"
+    path.write_bytes(raw(request.param))
+    return path
+
+
+def test_the_report_names_verdict_pinners_and_replays(file, capsys):
+    main_ok(["snapshot", str(file)])
+    shown = capsys.readouterr().out
+    assert shown.startswith("exceeds capacity: The failed request of 1024 GiB")
+    assert "kv_alloc serve_demo.py:8 < kv_grow serve_demo.py:9" in shown
+    assert "as recorded" in shown
+    assert "max_split_size_mb:" in shown
+    assert "empty_cache() at the end would return" in shown
+
+
+def test_json_has_the_same_numbers_as_pytorch(file, capsys):
+    main_ok(["snapshot", str(file), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    stats = handed_stats(file.stem)
+    assert {key: stats[key] for key in found["sums"]} == found["sums"]
+    assert sum(segment["size"] for segment in found["segments"]) == stats["reserved_bytes.all.current"]
+    assert next(outcome["name"] for outcome in found["what_if"]) == "as recorded"
+
+
+def test_the_page_stands_alone(file, tmp_path, capsys):
+    page = tmp_path / "report.html"
+    main_ok(["snapshot", str(file), "--html", str(page)])
+    text = page.read_text()
+    assert "labkit-player" in text
+    assert "who pins the holes" in text
+    assert "https://" not in text
+
+
+def test_bad_files_are_one_sentence_and_exit_2(tmp_path, capsys):
+    path = tmp_path / "bad.pickle"
+    path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(SystemExit) as stopped:
+        main(["snapshot", str(path)])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "os.system" in error
+    assert error.count("\n") == 1
+
+
+def main_ok(arguments):
+    try:
+        main(arguments)
+    except SystemExit as stopped:
+        assert not stopped.code
