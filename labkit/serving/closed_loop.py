@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 
 from labkit.serving.base import Executor, Recorder, Scheduler, StepOutcome, StepPlan
 from labkit.serving.engine import SimulationResult, simulate
@@ -34,7 +35,7 @@ class _Clients(Recorder):
         self.now_s = 0.0
 
     def first(self, num_clients: int) -> list[RequestSpec]:
-        return [replace(r, arrival_s=0.0) for r, _ in zip(self.requests, range(num_clients))]
+        return [replace(r, arrival_s=0.0) for r in islice(self.requests, num_clients)]
 
     def on_arrival(self, spec: RequestSpec, now_s: float, refused: str | None) -> None:
         self.recorder.on_arrival(spec, now_s, refused)

@@ -170,7 +170,7 @@ class LabScheduler(RunningSet, Scheduler):
         chunk = 1 if swapped else self.batching.chunk(request, request.num_known_tokens - hit)
         first = (request.num_computed_tokens if swapped else hit) + chunk
         if chunk == 0 or self.admission.refusal(
-            request, first - hit, hit, self.space, len(self.running), self.num_kv_tokens
+            request, first - hit, hit, self.space, len(self.running), self.num_tokens_after_step
         ):
             return False
         admission = self.kv.admit(

@@ -55,6 +55,11 @@ class RunningSet:
         return self.table.num_kv_tokens + self._num_idle_tokens
 
     @property
+    def num_tokens_after_step(self) -> int:
+        """What the cache will hold when the step that is being decided has run, its decodes not counted."""
+        return self.num_kv_tokens + sum(self.chunks.values())
+
+    @property
     def usage(self) -> float:
         """Share of the blocks that live requests hold; cached ones that nobody holds are not in it."""
         return 1 - self.space.num_free_blocks / self.space.num_blocks

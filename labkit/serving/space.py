@@ -26,6 +26,14 @@ class Space:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def blocks_asked(self, request: Request, num_hit_tokens: int) -> int:
+        """Blocks that an admission takes from the pool for all that is known: a contiguous cache reserves a whole run."""
+        reservation = getattr(self.kv, "reservation", None)
+        if reservation is not None:
+            final = request.num_prompt_tokens + request.target_output_tokens
+            return int(reservation(request.num_known_tokens, request.max_tokens, final))
+        return self.blocks_for(request.num_known_tokens) - self.blocks_for(num_hit_tokens)
+
     @property
     def num_free_blocks(self) -> int:
         """Blocks a new request could take: free ones, and cached ones that nobody holds."""

@@ -40,14 +40,14 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
     scheduler.batching.start(scheduler)
     hit = 0 if request.status == "swapped" else space.lookup(space.known(request))
     known = request.num_known_tokens
-    needed = space.blocks_for(known) - space.blocks_for(hit)
+    needed = space.blocks_asked(request, hit)
     fits_ever = space.blocks_for(request.max_tokens) <= space.num_blocks
     limit = limit_of(scheduler, request)
     numbers = f"needs {needed} blocks, {space.num_free_blocks} of {space.num_blocks} are free"
     if limit is None:
         chunk = max(1, scheduler.batching.chunk(request, known - hit))
         refusal = admission.refusal(
-            request, chunk, hit, space, len(scheduler.running), scheduler.num_kv_tokens
+            request, chunk, hit, space, len(scheduler.running), scheduler.num_tokens_after_step
         )
         if refusal is not None:
             limit = refusal.limit
@@ -57,6 +57,8 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
                 numbers += f", {space.num_free_blocks - refusal.free:,.0f} of them kept as headroom"
         elif next(iter(scheduler.waiting)) is not request and scheduler.order.blocked == "stop":
             limit = "head_of_line"
+        elif needed > space.num_free_blocks:
+            limit = "blocks"
         else:
             stats = space.kv.stats()
             fits = stats.largest_free_bytes + stats.cached_bytes >= needed * space.block_bytes
