@@ -49,6 +49,7 @@ def model(
     trace: Annotated[
         str | None, typer.Option(help="a trace file or name: concurrency on its lengths, and a replay")
     ] = None,
+    scheduler: Annotated[str, typer.Option(help="who replays the trace: lab, or engine (its model)")] = "lab",
     limit: Annotated[int | None, typer.Option(help="first requests of the trace only")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
@@ -80,7 +81,7 @@ def model(
         from labkit.planning.on_trace import plan_on_trace
         from labkit.workload.traces import load_trace
 
-        on_trace = plan_on_trace(plan, load_trace(trace, limit))
+        on_trace = plan_on_trace(plan, load_trace(trace, limit), scheduler=scheduler)
     typer.echo(json.dumps(as_dict(plan, on_trace), indent=1) if as_json else as_text(plan, on_trace))
 
 

@@ -17,6 +17,7 @@ from labkit.kv.paged import PagedKVCache
 from labkit.observe.recorder import RunRecorder
 from labkit.planning.engines import batch_limits
 from labkit.planning.planner import Plan
+from labkit.serving.base import Scheduler
 from labkit.serving.cost_model import CostModelExecutor
 from labkit.serving.engine import simulate
 from labkit.serving.schedulers import make_scheduler
@@ -41,8 +42,15 @@ class TracePlan:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def plan_on_trace(plan: Plan, requests: Sequence[RequestSpec], *, replay: bool = True) -> TracePlan:
-    """Concurrency on the load's own lengths; with `replay` also the share of requests that get preempted.
+def plan_on_trace(
+    plan: Plan,
+    requests: Sequence[RequestSpec],
+    *,
+    replay: bool = True,
+    scheduler: str = "lab",
+) -> TracePlan:
+    """Concurrency on the load's own lengths; with `replay` also the share of requests that get preempted, under the
+    lab's scheduler or the model of the engine's own.
 
     Requests above `max_model_len` are left out of the footprint and refused in the replay, as servers do.
     """
@@ -58,7 +66,7 @@ def plan_on_trace(plan: Plan, requests: Sequence[RequestSpec], *, replay: bool =
     pool = max(0, plan.num_usable_blocks)
     shares: dict[str, Any] = {}
     if replay:
-        recorder = replay_plan(plan, requests)
+        recorder = replay_plan(plan, requests, scheduler)
         admitted = sum(r.admission_s is not None for r in recorder.requests.values())
         preempted = sum(r.num_preemptions > 0 for r in recorder.requests.values())
         shares = {"preempted_share": preempted / admitted if admitted else 0.0, "summary": recorder.summary()}
@@ -90,18 +98,59 @@ def replay_blocks(plan: Plan, requests: Sequence[RequestSpec]) -> int:
     return int(plan.num_usable_blocks * full / float(_blocks(plan, lengths).mean()))
 
 
-def replay_plan(plan: Plan, requests: Sequence[RequestSpec]) -> RunRecorder:
-    """Replay on the lab's scheduler with the plan's pool: block-budget admission, chunked prefill, preemption by
-    recompute. Time is the cost model's, for one rank's share of the work."""
-    tokens, seqs = batch_limits(plan.request)
+def replay_plan(plan: Plan, requests: Sequence[RequestSpec], scheduler: str = "lab") -> RunRecorder:
+    """Replay on the plan's pool; time is the cost model's, for one rank's share of the work.
+
+    "lab" is block-budget admission with chunked prefill and preemption by recompute; "engine" the model of the plan's
+    engine (`labkit.serving.systems`) with its own admission and pressure rules.
+    """
+    if scheduler not in ("lab", "engine"):
+        raise LabError(f"unknown scheduler {scheduler!r}; choose one of: engine, lab")
     blocks = replay_blocks(plan, requests)
-    if blocks < 1:
-        raise LabError("the pool has no block to replay a trace on; see the plan's sentence")
-    kv = PagedKVCache(blocks, max(1, plan.groups.bytes_per_token), block_size=plan.block_size)
-    scheduler = make_scheduler(
-        "lab", kv, max_num_batched_tokens=tokens, max_num_seqs=seqs, max_model_len=plan.request.model_len
-    )
+    if blocks < 2:
+        raise LabError("the pool has no two blocks to replay a trace on; see the plan's sentence")
     executor = CostModelExecutor(plan.request.model, plan.request.gpu, kv_dtype=plan.request.kv_dtype)
     recorder = RunRecorder()
-    simulate(scheduler, executor, requests, recorder)
+    decides = _engine_scheduler(plan, blocks) if scheduler == "engine" else _lab_scheduler(plan, blocks)
+    simulate(decides, executor, requests, recorder)
     return recorder
+
+
+def _lab_scheduler(plan: Plan, blocks: int) -> Scheduler:
+    tokens, seqs = batch_limits(plan.request)
+    kv = PagedKVCache(blocks, max(1, plan.groups.bytes_per_token), block_size=plan.block_size)
+    return make_scheduler(
+        "lab", kv, max_num_batched_tokens=tokens, max_num_seqs=seqs, max_model_len=plan.request.model_len
+    )
+
+
+def _engine_scheduler(plan: Plan, blocks: int) -> Scheduler:
+    """The engine's own option names."""
+    tokens, seqs = batch_limits(plan.request)
+    size = plan.block_size
+    longest = min(plan.request.model_len, (blocks - 1) * size)
+    if plan.request.engine == "sglang":
+        return make_scheduler(
+            "sglang",
+            max_total_tokens=blocks * size,
+            context_length=longest,
+            max_running_requests=seqs,
+            chunked_prefill_size=tokens,
+        )
+    if plan.request.engine == "tensorrt_llm":
+        return make_scheduler(
+            "tensorrt_llm",
+            num_blocks=blocks,
+            tokens_per_block=size,
+            max_seq_len=longest,
+            max_batch_size=seqs,
+            max_num_tokens=tokens,
+        )
+    return make_scheduler(
+        "vllm",
+        num_gpu_blocks=blocks + 1,  # the null block comes on top
+        block_size=size,
+        max_model_len=longest,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
+    )

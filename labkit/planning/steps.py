@@ -52,6 +52,13 @@ class Step:
             return True
         return self.low is not None and self.high is not None and self.low <= self.printed <= self.high
 
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Planned less and plus the tolerance."""
+        if isinstance(self.planned, str):
+            return None
+        return self.planned * (1 - self.tolerance), self.planned * (1 + self.tolerance)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "step": self.name,
@@ -59,6 +66,7 @@ class Step:
             "planned": self.planned,
             "deviation_percent": round(100 * self.deviation, 4) if abs(self.deviation) < 1e6 else None,
             "tolerance_percent": 100 * self.tolerance,
+            "range": self.range,
             "holds": self.holds,
             "formula": self.formula,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -46,6 +47,20 @@ def test_a_small_pool_preempts_and_a_large_one_does_not():
     assert small.summary["num_finished"] + small.summary["num_refused"] == 400
     too_long = sum(r.num_prompt_tokens >= 4096 for r in load)
     assert large.num_too_long == large.summary["num_refused"] == too_long
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
+def test_the_engines_own_scheduler(engine):
+    """All three finish the load; each on the pool of its own arithmetic and with its own rules under pressure."""
+    load = synthetic_load("azure-conv", 150, np.random.default_rng(3), rate_scale=20.0)
+    made = make_plan(dataclasses.replace(plan(1.0).request, engine=engine, memory_fraction=0.9))
+    if engine == "tensorrt_llm" and find_spec("labkit.serving.systems.tensorrt_llm") is None:
+        pytest.skip("this version has no model of the TensorRT-LLM scheduler")
+    on_trace = plan_on_trace(made, load, scheduler="engine")
+    assert on_trace.summary["num_finished"] + on_trace.summary["num_refused"] == 150
+    assert on_trace.preempted_share >= 0.0
+    with pytest.raises(LabError, match="choose one of: engine, lab"):
+        plan_on_trace(made, load, scheduler="mine")
 
 
 def test_nothing_fits():
