@@ -84,9 +84,13 @@ def draw_bars(
     series that a group lacks is left out. Single bars carry their value."""
     figure = new_figure(WIDTH, height, figure)
     names = list(dict.fromkeys(name for values in groups.values() for name in values))
-    labels = [_wrap(label, 12 + 60 // max(1, len(groups))) for label in groups]
+    right = 0.3 if len(names) == 1 else 2.4
+    chars = int(
+        (WIDTH - 0.85 - right) / max(1, len(groups)) / 0.085
+    )  # 8 pt text is about 0.085 inches a character
+    labels = [_wrap(label, chars) for label in groups]
     lines = max((label.count("\n") + 1 for label in labels), default=1)
-    margins(figure, left=0.85, right=0.3 if len(names) == 1 else 2.4, top=0.38, bottom=0.2 + 0.17 * lines)
+    margins(figure, left=0.85, right=right, top=0.38, bottom=0.2 + 0.17 * lines)
     axes = figure.add_subplot()
     places = np.arange(len(groups))
     width = 0.75 if stacked else 0.8 / max(1, len(names))

@@ -1,0 +1,289 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 7. An allocator seems to hand out tokens; it hands out lifetimes
+#
+# **The question.** Two loads ask for exactly the same sizes at exactly the same times. One leaves memory clean after every
+# wave, the other leaves it riddled with holes. What differs, if not the sizes?
+
+# %% tags=["parameters"]
+scale = "ci"
+device = "auto"
+seed = 0
+
+# %%
+from labkit.experiments.lifetimes import (
+    CLASSES,
+    engine_objects,
+    in_waves,
+    lifetime_quantiles,
+    run_pools,
+    same_lifetime,
+    shuffled_names,
+    two_lifetimes,
+    who_pins_holes,
+)
+from labkit.models import get_model
+from labkit.teach import claim, finish, predict, setup
+from labkit.units import format_bytes
+from labkit.viz import Choice, Series, Slider, SliderPanel, draw_layout, draw_timeline
+from labkit.viz.charts import draw_bars
+from labkit.viz.palette import color_of
+from labkit.viz.player import player
+from labkit.viz.player_builder import RunBuilder
+from labkit.workload.traces import load_or_synthetic
+
+lab = setup(scale, device, seed)
+
+# %% [markdown]
+# ## 7.1 Same sizes, two lifetimes
+#
+# Objects of 8 MiB come in waves. Nineteen in twenty live about a second; one in twenty lives a minute and a half. Memory
+# can be handed to somebody else (unmapped, given to another pool) only in whole granules of 64 MiB, so we count what is
+# **lost**: free bytes inside granules in which something still lives, over the bytes in use.
+
+# %%
+guess = predict("Lost bytes for each byte in use: one pool for all?", low=0.0, high=3.0)
+guess
+
+# %%
+mixed = two_lifetimes(lab.rng(1))
+one_pool, two_pools = run_pools(mixed, []), run_pools(mixed, ["session"])
+equal = same_lifetime(mixed)
+equal_one, equal_two = run_pools(equal, []), run_pools(equal, ["session"])
+guess.compare(one_pool.lost_share)
+draw_bars(
+    {
+        "two lifetimes": {"one pool": one_pool.lost_share, "pools by lifetime": two_pools.lost_share},
+        "one lifetime (control)": {
+            "one pool": equal_one.lost_share,
+            "pools by lifetime": equal_two.lost_share,
+        },
+    },
+    ylabel="lost bytes for a byte in use",
+    title="the same sizes at the same times",
+)
+
+# %%
+quiet = min(one_pool.run.snapshots, key=lambda look: sum(s.size for s in look[1] if s.state == "allocated"))
+draw_layout(quiet[1], rows=3, title=f"one pool, in the quiet after a wave ({quiet[0]:.0f} s)")
+
+# %%
+same_look = next(look for look in two_pools.run.snapshots if look[0] == quiet[0])
+draw_layout(same_look[1], rows=3, title="pools by lifetime, the same instant (long ones have the left part)")
+
+# %%
+claim(
+    "7.1",
+    "With two lifetimes, pools by lifetime at least halve what one pool loses; with one lifetime they do not.",
+    held=two_pools.lost_share < one_pool.lost_share / 2,
+    control=equal_two.lost_share < equal_one.lost_share / 2,
+    one_pool=one_pool.lost_share,
+    two_pools=two_pools.lost_share,
+    one_lifetime_one_pool=equal_one.lost_share,
+    one_lifetime_two_pools=equal_two.lost_share,
+)
+
+# %% [markdown]
+# Both on one clock: drag through the waves.
+
+# %%
+runs = []
+for title, pooled in {"one pool": one_pool, "pools by lifetime": two_pools}.items():
+    builder = RunBuilder(total=pooled.capacity, title=title)
+    for time_s, layout in pooled.run.snapshots:
+        builder.add(time_s, layout)
+    runs.append(builder.finish())
+player(runs, title="waves of short objects around long ones", time=quiet[0])
+
+# %% [markdown]
+# ## 7.2 How far lifetimes really are apart
+#
+# Everything that one engine allocates under the chat trace: KV of ordinary requests and of long chats, shared prefixes,
+# the workspace of each prefill, adapters loaded on the way. Each bar goes from the 5 % to the 95 % quantile.
+
+# %%
+requests, origin = load_or_synthetic("azure-conv", lab.pick(ci=1200, lab=6000), lab.rng(2))
+print(origin)
+objects = engine_objects(
+    in_waves(requests), lab.rng(3), bytes_per_token=get_model("Llama-3.1-8B").kv_bytes_per_token()
+)
+quantiles = lifetime_quantiles(objects)
+draw_bars(
+    {name: {"5 %": low, "median": median, "95 %": high} for name, (low, median, high) in quantiles.items()},
+    ylabel="lifetime (s)",
+    title="lifetimes of the objects of one engine",
+    logy=True,
+)
+
+
+# %%
+def far_apart(medians):
+    return max(medians) / min(medians) > 1000
+
+
+medians = {name: median for name, (_, median, _) in quantiles.items()}
+claim(
+    "7.2",
+    "The typical lifetimes of the classes are more than a thousand times apart.",
+    held=far_apart(medians.values()),
+    control=far_apart(quantiles["request"]),
+    **{f"{name}_median_s": value for name, value in medians.items()},
+)
+
+# %% [markdown]
+# ## 7.3 Who punches holes, who pins them
+#
+# Look at holes that *last*: the same free span in four looks in a row (more than ten seconds). What lies on their two
+# sides?
+
+# %%
+pinned = who_pins_holes(one_pool.run)
+dealt_out = who_pins_holes(run_pools(shuffled_names(mixed, lab.rng(4)), []).run)
+draw_bars(
+    {
+        "sides of lasting holes": {"long-lived": pinned.side_share},
+        "all live objects": {"long-lived": pinned.live_share},
+        "sides, names dealt out at random": {"long-lived": dealt_out.side_share},
+    },
+    ylabel="share that is long-lived",
+    title=f"{pinned.num_lasting} lasting holes",
+)
+
+# %%
+claim(
+    "7.3",
+    "The holes that last were left by short objects and are walled in by long ones on nearly every side.",
+    held=pinned.pinned_by_long(),
+    control=dealt_out.pinned_by_long(),
+    long_on_the_sides=pinned.side_share,
+    long_among_all=pinned.live_share,
+    at_random=dealt_out.side_share,
+)
+
+# %% [markdown]
+# ## 7.4 The layers of mature systems, switched on one by one
+#
+# Weights apart from everything dynamic; the workspace apart from KV; shared prefixes apart from private KV; long chats
+# apart from short ones; at last size classes inside the pools. The control deals the lifetime names out at random: as many
+# pools of the same sizes, and no lifetime separated from another.
+
+# %%
+names = ["one pool", *(f"+ {name} apart" for name in CLASSES), "+ size classes"]
+layers = [run_pools(objects, CLASSES[:number]) for number in range(len(CLASSES) + 1)]
+layers.append(run_pools(objects, CLASSES, inner="size-class"))
+shuffled = shuffled_names(objects, lab.rng(5))
+by_chance = [run_pools(shuffled, []), run_pools(shuffled, CLASSES)]
+draw_bars(
+    {name: {"lost": 100 * layer.lost_share} for name, layer in zip(names, layers)}
+    | {"pools by chance (control)": {"lost": 100 * by_chance[1].lost_share}},
+    ylabel="lost (% of bytes in use)",
+    title="free bytes that only their own pool can use",
+)
+
+# %%
+claim(
+    "7.4",
+    "Separating the classes takes away more than a fifth of what is lost; as many pools by chance do not.",
+    held=layers[len(CLASSES)].lost_share < 0.8 * layers[0].lost_share,
+    control=by_chance[1].lost_share < 0.8 * by_chance[0].lost_share,
+    **{name.replace("+ ", "").replace(" ", "_"): layer.lost_share for name, layer in zip(names, layers)},
+)
+
+# %% [markdown]
+# Read the steps honestly: weights and long chats bring the gain; workspace and prefixes alone are within the noise of this
+# load, because first fit already puts what lives for 20 ms into the holes at the front. That is what "apart" buys: not
+# each layer a miracle, but no class that spoils another.
+#
+# ## 7.5 Slightly more memory, and steadier
+#
+# Pools cost something: each must hold its own peak, and peaks do not come together. What is bought is that the worst
+# moment is less bad.
+
+# %%
+for name, run in {"one pool": one_pool, "pools by lifetime": two_pools}.items():
+    print(
+        f"{name:<18} memory {format_bytes(run.capacity):>9}   lost at the worst moment {run.worst_lost_share:.2f} bytes a byte in use"
+    )
+
+
+def dearer_and_steadier(pools, single):
+    return (
+        single.capacity < pools.capacity < 1.25 * single.capacity
+        and pools.worst_lost_share < 0.75 * single.worst_lost_share
+    )
+
+
+claim(
+    "7.5",
+    "Pools by lifetime take slightly more memory, and their worst moment is less bad.",
+    held=dearer_and_steadier(two_pools, one_pool),
+    control=dearer_and_steadier(equal_two, equal_one),
+    memory_ratio=two_pools.capacity / one_pool.capacity,
+    worst_one_pool=one_pool.worst_lost_share,
+    worst_two_pools=two_pools.worst_lost_share,
+)
+
+# %% [markdown]
+# **Explain.** A wave needs many granules. Most of its objects leave at once; a few stay where they happened to lie, and each
+# keeps a granule that is otherwise empty. The next wave starts from there. Sizes never mattered: every hole fits every
+# object. What failed is the *rhythm*: space comes back in the order of ends, and is asked for in the order of starts.
+#
+# **Try it**: how long the long ones live, and where they are put.
+
+
+# %%
+def lifetime_panel(long_s, pools, figure=None):
+    load = two_lifetimes(lab.rng(1), num_waves=4, long_s=float(long_s))
+    run = run_pools(load, ["session"] if pools == "by lifetime" else [], num_looks=40)
+    return draw_timeline(
+        [
+            Series("free in total", run.run.times_s, run.run.free),
+            Series("largest free span", run.run.times_s, run.run.largest_free, color=color_of("session")),
+        ],
+        title=f"long ones live {long_s} s, pools {pools}: {run.lost_share:.2f} bytes lost for a byte in use, {format_bytes(run.capacity)}",
+        figure=figure,
+    )
+
+
+SliderPanel(
+    lifetime_panel,
+    {
+        "long_s": Slider(90, 1, 300, 1, label="long objects live (s)"),
+        "pools": Choice("one for all", ["one for all", "by lifetime"]),
+    },
+    title="Same sizes, other lifetimes",
+)
+
+# %% [markdown]
+# ## In an interview
+#
+# *"What does an allocator for LLM serving have to know?"* Shallow: sizes. Good: sizes and lifetimes, and it names four
+# classes with their orders of magnitude. Deep: explains why freeing in the order of ends and asking in the order of starts
+# makes holes even when all sizes are equal, what separating a class costs (its own peak), and when it does not pay.
+#
+# **Exercises:** 04 (buddy), 11 (admission with headroom).
+#
+# ## In five lines
+#
+# 1. Same sizes, other lifetimes, other memory.
+# 2. Lifetimes in one engine are more than a thousand times apart.
+# 3. Short objects punch the holes, long ones keep them.
+# 4. Separate what lives differently; as many pools by chance make it worse.
+# 5. The price is slightly more memory; the gain is the worst moment.
+#
+# **What would change my mind:** a load with two lifetimes on which one pool loses no more than two.
+
+# %%
+finish("07")
