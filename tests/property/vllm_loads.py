@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -89,3 +89,11 @@ def random_load(rng: random.Random, options: dict[str, Any]) -> list[Row]:
         rows.append(Row(f"r{i}", arrival, prompt, outputs, maximum, rng.choice([0, 0, 1, 2])))
         history += [prompt, prompt + outputs]
     return rows
+
+
+def without_sharing(rows: list[Row]) -> list[Row]:
+    """The same lengths, every prompt with tokens of its own."""
+    return [
+        replace(row, prompt=[1000 * (i + 1) + j for j in range(len(row.prompt))])
+        for i, row in enumerate(rows)
+    ]

@@ -18,6 +18,8 @@ Rules and their source: docs/systems/vllm.md. The same rules, walked plainly: te
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from labkit.errors import LabError
@@ -40,7 +42,9 @@ NOTHING = StepOutcome()
 
 
 class VllmScheduler(VllmSteps, Scheduler):
-    """`record_chunks` fills `StepPlan.chunks`, block tables included. `refuse=False` takes requests that can never fit and
+    """`VllmScheduler(num_gpu_blocks=4096, max_num_seqs=64)`, or with a mapping, or with `VllmOptions`.
+
+    `record_chunks` fills `StepPlan.chunks`, block tables included. `refuse=False` takes requests that can never fit and
     then waits for ever, as the real scheduler does. `publish_all=True` also enters content in the prefix cache that nobody
     can ask for (same decisions, slower).
 
@@ -50,9 +54,17 @@ class VllmScheduler(VllmSteps, Scheduler):
     name = "vllm"
 
     def __init__(
-        self, *, record_chunks: bool = False, refuse: bool = True, publish_all: bool = False, **options: Any
+        self,
+        options: VllmOptions | Mapping[str, Any] | None = None,
+        *,
+        record_chunks: bool = False,
+        refuse: bool = True,
+        publish_all: bool = False,
+        **named: Any,
     ):
-        super().__init__(VllmOptions.parse(options, strict=refuse))
+        if isinstance(options, VllmOptions):
+            options = asdict(options)
+        super().__init__(VllmOptions.parse({**(options or {}), **named}, strict=refuse))
         self.record_chunks, self.refuse, self.publish_all = record_chunks, refuse, publish_all
 
     def add(self, spec: RequestSpec) -> str | None:

@@ -88,9 +88,7 @@ class BlockPool:
             del idle[:head]
             self.head = 0
         if self.block_of:
-            for block in taken:
-                if self.key[block]:
-                    self._unpublish(block)
+            self._unpublish(taken)
         if self.evicted_ids is not None:
             self.evicted_ids += taken
         return taken
@@ -104,42 +102,44 @@ class BlockPool:
         """Blocks `table[start:stop]`, held by one request, are full: make `keys[start:stop]` findable. An older block
         with the same content stays the one that is found; there is no de-duplication (`BlockHashToBlockMap`)."""
         key_of, ref, block_of = self.key, self.ref, self.block_of
-        for i in range(start, stop):
-            block, key = table[i], keys[i]
+        for block, key in zip(table[start:stop], keys[start:stop]):
             key_of[block] = key
             ref[block] = 1
-            if key in block_of:
+            if block_of.setdefault(key, block) != block:
                 self.copies.setdefault(key, []).append(block)
-            else:
-                block_of[key] = block
 
-    def _unpublish(self, block: int) -> None:
-        key = self.key[block]
-        self.key[block] = 0
-        copies = self.copies.get(key)
-        if self.block_of[key] != block:
-            self.copies[key].remove(block)
-        elif copies:
-            self.block_of[key] = copies.pop(0)
-        else:
-            del self.block_of[key]
-        if copies is not None and not copies:
-            del self.copies[key]
+    def _unpublish(self, blocks: list[int]) -> None:
+        """Blocks lose the content they may have; the oldest copy of it that is left is found from now on."""
+        key_of, block_of, all_copies = self.key, self.block_of, self.copies
+        for block in blocks:
+            key = key_of[block]
+            if not key:
+                continue
+            key_of[block] = 0
+            copies = all_copies.get(key) if all_copies else None
+            if not copies:
+                del block_of[key]
+            elif block_of[key] == block:
+                block_of[key] = copies.pop(0)
+            else:
+                copies.remove(block)
+            if copies is not None and not copies:
+                del all_copies[key]
 
     def lookup(self, keys: Sequence[int], limit: int) -> list[int]:
         """Longest run of findable blocks from the start, at most `limit`."""
-        block_of, hit = self.block_of, []
-        for i in range(limit):
-            block = block_of.get(keys[i])
+        find, hit = self.block_of.get, []
+        for key in keys[:limit]:
+            block = find(key)
             if block is None:
                 break
             hit.append(block)
         return hit
 
-    def num_idle(self, hit: Iterable[int]) -> int:
+    def num_idle(self, hit: list[int]) -> int:
         """How many of these published blocks nobody holds: using them makes `num_free` smaller."""
         ref = self.ref
-        return sum(1 for block in hit if not ref[block])
+        return [ref[block] for block in hit].count(0) if hit else 0
 
     def touch(self, hit: Iterable[int]) -> None:
         """One more request holds these published blocks."""
