@@ -78,7 +78,9 @@ class LabScheduler(RunningSet, Scheduler):
         target = min(allowed, spec.num_output_tokens)
         request = Request(spec, self._num_arrivals, self.step, allowed, target)
         self._num_arrivals += 1
-        never = self.admission.never_fits(request, self.space)
+        never = self.admission.never_fits(request, self.space) or self.pressure.never_fits(
+            request, self.space
+        )
         if never is None:
             self.live[spec.request_id] = request
             self.waiting.push(request)

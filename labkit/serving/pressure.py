@@ -22,6 +22,7 @@ from labkit.errors import LabError
 from labkit.registry import Registry
 from labkit.serving.base import StepPlan
 from labkit.serving.request import Request
+from labkit.serving.space import Space
 
 if TYPE_CHECKING:
     from labkit.serving.running import RunningSet
@@ -37,6 +38,14 @@ class PressureResponse:
 
     def joins(self, scheduler: RunningSet, request: Request) -> None:
         """The request is being admitted."""
+
+    def never_fits(self, request: Request, space: Space) -> str | None:
+        """The reason when this response could never let it run to its end."""
+        return None
+
+    def may_grow(self, scheduler: RunningSet, request: Request, num_tokens: int) -> bool:
+        """May it hold slots for `num_tokens`, if the pool has them? Otherwise it runs dry as if the pool were empty."""
+        return True
 
     def relieve(self, scheduler: RunningSet, plan: StepPlan, request: Request) -> bool:
         raise NotImplementedError
@@ -130,8 +139,9 @@ def long_or_short(request: Request) -> str:
 
 @PRESSURES.register("pools")
 class SplitPools(PreemptRecompute):
-    """`shares` maps a class to its share of the blocks. A class cannot take what belongs to another, so a burst of
-    long requests preempts long ones only. What a class holds is counted when it is asked: O(running)."""
+    """`shares` maps a class to its share of the blocks; what is in no class is refused. A class cannot take what belongs
+    to another, so a burst of long requests preempts long ones only. What a class holds is counted when it is asked:
+    O(running)."""
 
     def __init__(
         self,
@@ -146,15 +156,35 @@ class SplitPools(PreemptRecompute):
             )
         self.classify = classify
 
+    def budget(self, name: str, space: Space) -> int:
+        """Blocks of a class."""
+        return int(self.shares.get(name, 0.0) * space.num_blocks)
+
+    def never_fits(self, request: Request, space: Space) -> str | None:
+        name, needed = self.classify(request), space.blocks_for(request.max_tokens)
+        if needed <= self.budget(name, space):
+            return None
+        return (
+            f"request {request.request_id} can never fit: it needs {needed} blocks and the class {name!r} may hold "
+            f"{self.budget(name, space)} of {space.num_blocks}"
+        )
+
     def limit(self, scheduler: RunningSet, request: Request) -> str | None:
+        name = self.classify(request)
+        return None if self._fits(scheduler, request, request.num_known_tokens) else f"pool_{name}"
+
+    def may_grow(self, scheduler: RunningSet, request: Request, num_tokens: int) -> bool:
+        return self._fits(scheduler, request, num_tokens)
+
+    def _fits(self, scheduler: RunningSet, request: Request, num_tokens: int) -> bool:
+        """With `num_tokens` for this request, does its class stay inside its share?"""
         space, name = scheduler.space, self.classify(request)
-        held = sum(
+        others = sum(
             space.blocks_for(r.num_placed_tokens)
             for r in scheduler.running.values()
-            if self.classify(r) == name
+            if r is not request and self.classify(r) == name
         )
-        budget = self.shares.get(name, 0.0) * space.num_blocks
-        return f"pool_{name}" if held + space.blocks_for(request.num_known_tokens) > budget else None
+        return others + space.blocks_for(num_tokens) <= self.budget(name, space)
 
     def choose(self, scheduler: RunningSet, request: Request) -> Request:
         name = self.classify(request)

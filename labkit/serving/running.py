@@ -102,6 +102,8 @@ class RunningSet:
             if more <= 0:
                 return True
             try:
+                if not self.pressure.may_grow(self, request, num_tokens):
+                    raise NoSpace(f"request {request.request_id} has its share of the pool")
                 moves = self._append(request, more)
             except NoSpace:
                 if not self.pressure.relieve(self, plan, request):
