@@ -151,7 +151,7 @@ def run_pools(
     return Pooled(
         mean_loss=run.mean_contiguity_loss,
         lost_share=(sum(held) - sum(used)) / sum(used),
-        worst_lost_share=max(h / u - 1 for h, u in zip(held, used)),
+        worst_lost_share=max(h / u - 1 for h, u in zip(held, used) if u),
         num_failures=run.num_fragmentation_failures,
         num_dropped=run.num_dropped,
         capacity=capacity,
