@@ -11,6 +11,10 @@ from typing import Any
 CLIP, RETRACT_STEPS = 4096, 20
 
 
+class PoolExhausted(Exception):
+    """A cut request must go on although nothing is free: the real server stops with an error here."""
+
+
 class Node:
     def __init__(self, parent: Any, tokens: list[int], time: int, priority: int) -> None:
         self.parent, self.tokens, self.priority = parent, tokens, priority
@@ -174,7 +178,8 @@ class PlainSglang:
 
     def take(self, req: Req, up_to: int) -> None:
         more = self.ceil(up_to) - req.protected - req.held
-        assert self.free >= more
+        if self.free < more:
+            raise PoolExhausted
         req.held += more
         self.free -= more
 
@@ -555,7 +560,7 @@ class PlainSglang:
 
 
 def record(config: dict[str, Any], workload: list[dict[str, Any]], max_steps: int = 3000) -> dict[str, Any]:
-    """Run to the end (or `max_steps`) and write everything down."""
+    """Run to the end (or `max_steps`, or to where the pool is exhausted) and write everything down."""
     plain = PlainSglang(config)
     plain.aborted = []
     coming = sorted(range(len(workload)), key=lambda i: workload[i]["arrival_step"])
@@ -567,7 +572,11 @@ def record(config: dict[str, Any], workload: list[dict[str, Any]], max_steps: in
             index = coming.pop(0)
             plain.enter(Req(workload[index], index, config["enable_priority"]))
             added.append(workload[index]["id"])
-        steps.append({"step": len(steps), "added": added, **plain.step()})
+        try:
+            row = plain.step()
+        except PoolExhausted:
+            break
+        steps.append({"step": len(steps), "added": added, **row})
         num_ended = sum(len(s["finished"]) for s in steps) + len(plain.aborted)
     return {
         "system": "sglang",

@@ -58,6 +58,16 @@ class SglangScheduler(Scheduler):
         self.state = SglangState(options, with_ids=record_chunks, split_keeps_age=split_keeps_age)
         self._num_steps = 0
 
+    @property
+    def waiting(self) -> list[Req]:
+        """In queue order."""
+        return self.state.waiting
+
+    @property
+    def running(self) -> list[Req]:
+        """Those that decode; what the last step prefilled joins them in the next one."""
+        return self.state.running
+
     def add(self, spec: RequestSpec) -> str | None:
         """The maximum of outputs is `max_output_tokens`, or what it will generate where the load names no maximum."""
         state = self.state
@@ -131,8 +141,8 @@ class SglangScheduler(Scheduler):
         finished += done
         if not started and not finished:
             return StepOutcome()
-        cut = {r.id: r.num_outputs for r in finished if r.num_outputs < r.spec.num_output_tokens}
-        return StepOutcome(started, [r.id for r in finished], cut or None)
+        cut = {r.request_id: r.num_outputs for r in finished if r.num_outputs < r.spec.num_output_tokens}
+        return StepOutcome(started, [r.request_id for r in finished], cut or None)
 
     def why_waiting(self, request_id: str) -> WaitingReason:
         return why(self.state, request_id)
@@ -174,7 +184,7 @@ def _first_token(state: SglangState, req: Req, started: list[str], finished: lis
     """A prefill that reached the end of the known tokens samples one."""
     req.num_outputs += 1
     if req.num_outputs == 1:
-        started.append(req.id)
+        started.append(req.request_id)
     if req.num_outputs >= req.target_outputs:
         state.finish(req)
         finished.append(req)
@@ -187,4 +197,4 @@ def _keep_sampled(state: SglangState, tokens: Mapping[str, int]) -> None:
     for req in (*(r for r in state.extend_rows if r is not state.chunked), *state.decode_rows):
         if req.sampled is None:
             req.sampled = []
-        req.sampled.append(tokens[req.id])
+        req.sampled.append(tokens[req.request_id])

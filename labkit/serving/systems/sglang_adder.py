@@ -132,8 +132,7 @@ class PrefillAdder:
             return length, min(req.max_new_tokens, CLIP_MAX_NEW_TOKENS)
         if has_chunked and self.options.schedule_policy == "shortest-prefill-first":
             return Verdict.OTHER
-        length = self.rem_chunk // page_size * page_size
-        length = (req.prefix_len + length) // page_size * page_size - req.prefix_len
+        length = (req.prefix_len + self.rem_chunk) // page_size * page_size - req.prefix_len
         return (length, 0) if length > 0 else Verdict.OTHER
 
     def _add_one_to_completion(self, req: Req) -> Verdict:

@@ -12,7 +12,7 @@ def chunks_of(state: SglangState) -> list[Chunk]:
     for req in state.extend_rows:
         samples = req is not state.chunked
         length = req.extend_end - req.prefix_len
-        chunks.append(Chunk(req.id, req.prefix_len, length, samples, tuple(req.pages)))
+        chunks.append(Chunk(req.request_id, req.prefix_len, length, samples, tuple(req.pages)))
     for req in state.decode_rows:
-        chunks.append(Chunk(req.id, req.committed(state.clock), 1, True, tuple(req.pages)))
+        chunks.append(Chunk(req.request_id, req.committed(state.clock), 1, True, tuple(req.pages)))
     return chunks

@@ -70,8 +70,8 @@ class DecodeCounts:
             require(
                 req.last_at > clock,
                 "its last token lies ahead",
-                request=req.id,
+                request=req.request_id,
                 last_at=req.last_at,
                 clock=clock,
             )
-            require(req in self._last[req.last_at], "its last step is registered", request=req.id)
+            require(req in self._last[req.last_at], "its last step is registered", request=req.request_id)

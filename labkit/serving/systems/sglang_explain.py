@@ -100,7 +100,7 @@ def _binding(
     if state.chunked is not None:
         return (
             "chunked_prefill_size",
-            f"the cut request {state.chunked.id!r} takes the chunk budget first",
+            f"the cut request {state.chunked.request_id!r} takes the chunk budget first",
         )
     return "next_pass", "it has not been looked at yet; nothing stands against it"
 
@@ -126,7 +126,7 @@ def check_state(state: SglangState) -> None:
         total=pool.num_pages * options.page_size,
     )
     state.decoding.check_integrity(r for r in live if r.base is not None)
-    ids = {r.id for r in (*live, *state.waiting)}
+    ids = {r.request_id for r in (*live, *state.waiting)}
     require(
         ids == set(state.requests),
         "every request waits or holds memory",
@@ -145,7 +145,9 @@ def _check_ids(state: SglangState, live: list[Req]) -> None:
         tree_part = req.protected_len // state.options.page_size
         if req.lock is not None:
             path = state.tree.path_pages(req.lock)[:tree_part]
-            require(req.pages[:tree_part] == path, "a request points at the tree's pages", request=req.id)
+            require(
+                req.pages[:tree_part] == path, "a request points at the tree's pages", request=req.request_id
+            )
     every = sorted(free + owned)
     require(every == list(range(1, state.pool.num_pages + 1)), "each page has one owner", pages=len(every))
 

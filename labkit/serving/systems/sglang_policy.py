@@ -49,7 +49,7 @@ class QueueOrder:
             elif policy == "dfs-weight":
                 queue[:] = dfs_weight_order(self.tree.root, queue)
             elif policy == "hrrn":
-                queue.sort(key=lambda r: (_response_ratio(r, r in last, processed_tokens), r.id))
+                queue.sort(key=lambda r: (_response_ratio(r, r in last, processed_tokens), r.request_id))
             else:
                 queue.sort(key=lambda r: (r in last, prefill_work(r), r.queue_entry))
             return

@@ -82,7 +82,9 @@ def _fill(plan: StepPlan, admitted: list[Req], num_continued: int) -> None:
         pairs += length * (req.prefix_len + (length + 1) / 2)
     plan.num_prefill_pairs = int(pairs)
     plan.num_scheduled_tokens = plan.num_prefill_tokens
-    plan.admitted = [Admitted(r.id, r.prefix_len, r.num_retractions > 0) for r in admitted[num_continued:]]
+    plan.admitted = [
+        Admitted(r.request_id, r.prefix_len, r.num_retractions > 0) for r in admitted[num_continued:]
+    ]
 
 
 def _mix(state: SglangState) -> None:

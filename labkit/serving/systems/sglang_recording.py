@@ -104,23 +104,23 @@ def _run_step(
         "added": added,
         "new_token_ratio_before": state.ratio.current,
     }
-    queued = {r.id for r in state.waiting}
+    queued = {r.request_id for r in state.waiting}
     plan = scheduler.schedule()
     record["mode"] = state.mode
     record["new_token_ratio_after"] = state.ratio.current
     if state.mode is not None:
         record["batch"] = _batch(state, queued)
-        record["chunked_req"] = state.chunked.id if state.chunked else None
+        record["chunked_req"] = state.chunked.request_id if state.chunked else None
         record["available_after_alloc"] = state.pool.available
         record["evictable_after_alloc"] = state.tree.num_evictable
     record["retracted"] = [
-        {"id": r.id, "prompt": r.num_prompt, "outputs": r.num_outputs} for r in state.retracted
+        {"id": r.request_id, "prompt": r.num_prompt, "outputs": r.num_outputs} for r in state.retracted
     ]
     record["evictions"] = state.memory.evictions
-    record["running"] = [r.id for r in state.running]
+    record["running"] = [r.request_id for r in state.running]
     _count(state, plan, totals)
     record["finished"] = list(scheduler.update(plan, StepResult(0.0)).finished)
-    record["waiting"] = [r.id for r in state.waiting]
+    record["waiting"] = [r.request_id for r in state.waiting]
     record["batch_is_full"] = state.batch_is_full
     record["available"] = state.pool.available
     record["evictable"] = state.tree.num_evictable
@@ -130,11 +130,12 @@ def _run_step(
 
 def _batch(state: SglangState, queued: set[str]) -> list[Any]:
     if state.mode == "decode":
-        return [r.id for r in state.decode_rows]
+        return [r.request_id for r in state.decode_rows]
     rows: list[Any] = [
-        [r.id, r.prefix_len, r.extend_end - r.prefix_len, r.id in queued] for r in state.extend_rows
+        [r.request_id, r.prefix_len, r.extend_end - r.prefix_len, r.request_id in queued]
+        for r in state.extend_rows
     ]
-    return rows + [[r.id, "decode"] for r in state.decode_rows]
+    return rows + [[r.request_id, "decode"] for r in state.decode_rows]
 
 
 def _count(state: SglangState, plan: StepPlan, totals: dict[str, int]) -> None:

@@ -63,7 +63,7 @@ class Req:
     _known: Tokens | None = None
 
     @property
-    def id(self) -> str:
+    def request_id(self) -> str:
         return self.spec.request_id
 
     @property

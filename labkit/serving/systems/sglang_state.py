@@ -70,7 +70,7 @@ class SglangState:
     def finish(self, req: Req) -> None:
         req.finished = True
         self.memory.release(req, self.clock, insert=True)
-        del self.requests[req.id]
+        del self.requests[req.request_id]
 
     def retract(self, req: Req, num_left: int) -> None:
         """`release_req`: give everything back without inserting it, then evict down to some steps of room for those that
@@ -84,7 +84,10 @@ class SglangState:
         """Retracted and preempted requests go to the end of the queue; what they generated is kept."""
         if not reqs:
             return
-        plan.preempted = [*plan.preempted, *(Preempted(r.id, r.num_blocks_given, r.extend_end) for r in reqs)]
+        plan.preempted = [
+            *plan.preempted,
+            *(Preempted(r.request_id, r.num_blocks_given, r.extend_end) for r in reqs),
+        ]
         self.retracted += reqs
         for req in reqs:
             req.reset_for_retract()
@@ -95,6 +98,6 @@ class SglangState:
         self.decoding.leave(req)
         self.memory.release(req, self.clock, insert=False)
         req.finished = True
-        del self.requests[req.id]
+        del self.requests[req.request_id]
         reason = "out of memory even after retracting all other requests of the decode batch"
-        plan.dropped = [Dropped(req.id, req.num_outputs, reason)]
+        plan.dropped = [Dropped(req.request_id, req.num_outputs, reason)]
