@@ -35,7 +35,7 @@ SCRIPT = files("labkit.viz").joinpath("static/player.js").read_text(encoding="ut
 def player(
     runs: Run | Sequence[Run], *, title: str = "", time: float | None = None, height: int = 420
 ) -> Player:
-    """A player for one run or two. `time` is where it opens (the first event, else the end); `height` in pixels."""
+    """A player for one run or two. `time` is where it opens (the first out-of-memory, else the first event, else the end); `height` in pixels."""
     runs = [runs] if isinstance(runs, Run) else list(runs)
     if not 1 <= len(runs) <= 2:
         raise LabError(f"a player shows one run or two side by side, not {len(runs)}")
@@ -51,7 +51,13 @@ class Player(anywidget.AnyWidget):
 
     def __init__(self, runs: Sequence[Run], *, title: str, time: float | None, height: int):
         clock = sorted({float(t) for run in runs for t in run.times})
-        marked = [float(run.times[step]) for run in runs for step, _, _ in run.events]
+        events = [event for run in runs for event in run.events]
+        marked = [
+            float(run.times[step])
+            for run in runs
+            for step, kind, _ in run.events
+            if kind == "oom" or all(other != "oom" for _, other, _ in events)
+        ]
         opens = time if time is not None else min(marked, default=clock[-1])
         super().__init__(
             data=pack(runs, title=title, height=height),
@@ -63,19 +69,17 @@ class Player(anywidget.AnyWidget):
         """Map of each run at `time` (where the player opens), above its used and largest-free curves with the events."""
         return draw_runs(self.runs, self.opens if time is None else time, title=self.title)
 
+    def fragment(self) -> str:
+        """HTML that starts the player where it stands: no kernel, no network. For pages of your own."""
+        return fragment(self.data, self.first_step, png_bytes(self.figure()))
+
     def to_html(self) -> str:
-        """A complete page: no kernel, no network, nothing loaded."""
-        return page(self.data, self.first_step, png_bytes(self.figure()), self.title or "Memory player")
+        """A complete page."""
+        return page(self.fragment(), self.title or "Memory player")
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_html()` to `path` (to a temporary name first)."""
-        target = Path(path)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, suffix=".part", delete=False
-        ) as out:
-            out.write(self.to_html())
-        os.replace(out.name, target)
-        return target
+        return write_page(path, self.fragment(), title=self.title or "Memory player")
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         shown = super()._repr_mimebundle_(**kwargs)
@@ -84,26 +88,43 @@ class Player(anywidget.AnyWidget):
 
 
 def fragment(data: bytes, first_step: int, png: bytes) -> str:
-    """HTML that starts a player on the spot, with the static picture inside `<noscript>`."""
+    """HTML of one player, with the static picture inside `<noscript>`."""
     return (
         '<div class="labkit-player"></div>\n'
-        f'<noscript><img alt="static picture of the run" src="data:image/png;base64,{base64.b64encode(png).decode()}"></noscript>\n'
+        f"<noscript>{embed_image(png, 'static picture of the run')}</noscript>\n"
         '<script type="module">\n'
         f"{SCRIPT.replace('export default { render };', '')}\n"
         f'const packed = Uint8Array.from(atob("{base64.b64encode(data).decode()}"), (c) => c.charCodeAt(0));\n'
         f"const state = {{ data: new DataView(packed.buffer), first_step: {int(first_step)} }};\n"
-        "const free = [...document.querySelectorAll('.labkit-player')].find((node) => !node.dataset.taken);\n"
-        "free.dataset.taken = 'true';\n"
-        "render({ model: { get: (name) => state[name] }, el: free });\n"
+        "const place = [...document.querySelectorAll('.labkit-player')].find((node) => !node.dataset.taken);\n"
+        "place.dataset.taken = 'true';\n"
+        "render({ model: { get: (name) => state[name] }, el: place });\n"
         "</script>\n"
     )
 
 
-def page(data: bytes, first_step: int, png: bytes, title: str) -> str:
+def embed_image(png: bytes, text: str) -> str:
+    """An `<img>` that carries its picture."""
+    return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def page(body: str, title: str) -> str:
+    """A complete HTML page around `body`."""
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
-        f'<body style="margin:12px">\n{fragment(data, first_step, png)}</body></html>\n'
+        f'<body style="margin:12px">\n{body}</body></html>\n'
     )
+
+
+def write_page(path: str | os.PathLike[str], body: str, *, title: str) -> Path:
+    """Write a page to `path`, first under a temporary name."""
+    target = Path(path)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=target.parent, suffix=".part", delete=False
+    ) as out:
+        out.write(page(body, title))
+    os.replace(out.name, target)
+    return target
 
 
 def draw_runs(runs: Sequence[Run], time: float, *, title: str = "", figure: Figure | None = None) -> Figure:

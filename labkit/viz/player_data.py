@@ -51,6 +51,10 @@ class Run:
     background: str
     peak_records: int
     events: list[tuple[int, str, str]] = field(default_factory=list)
+    #: "free" records are whole reserved ranges and other records lie on top of them
+    nested: bool = False
+    #: what a class is called in the legend, where it is not the palette's text
+    texts: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:
@@ -61,7 +65,8 @@ class Run:
         records = self.records
         live = np.flatnonzero((records["start"] <= step) & (step < records["end"]))
         live = live[np.argsort(records["offset"][live], kind="stable")]
-        return [self._span(int(i)) for i in live]
+        spans = [self._span(int(i)) for i in live]
+        return _unnested(spans) if self.nested else spans
 
     def step_at(self, time: float) -> int:
         """The last step that is not after `time`."""
@@ -93,7 +98,7 @@ class Run:
             "unit": self.unit,
             "granule": granule,
             "classes": [
-                [label, color_of(label), describe(label), code in seen]
+                [label, color_of(label), self.texts.get(label, describe(label)), code in seen]
                 for code, label in enumerate(self.classes)
             ],
             "background": [
@@ -102,6 +107,7 @@ class Run:
                 self.background,
             ],
             "waste_color": WASTE,
+            "nested": self.nested,
             "has_waste": bool(np.any(records["slack"] > 0)),
             "owners": self.owners,
             "events": self.events,
@@ -123,6 +129,24 @@ class Run:
             return Span(at["offset"], at["size"], "pending", requested, owner)
         lifetime = "cached" if label == "cached, reclaimable" else label
         return Span(at["offset"], at["size"], "allocated", requested, owner, lifetime)
+
+
+def _unnested(spans: list[Span]) -> list[Span]:
+    """Reserved ranges with the blocks on top cut out of them: free spans and blocks side by side."""
+    blocks = [span for span in spans if span.state != "free"]
+    flat, place = list(blocks), 0
+    for held in (span for span in spans if span.state == "free"):
+        at = held.offset
+        while place < len(blocks) and blocks[place].offset < held.end:
+            if blocks[place].offset > at:
+                flat.append(Span(at, blocks[place].offset - at, "free"))
+            at = max(at, blocks[place].end)
+            if at > held.end:
+                break  # the block goes on into the next range
+            place += 1
+        if at < held.end:
+            flat.append(Span(at, held.end - at, "free"))
+    return sorted(flat, key=lambda span: span.offset)
 
 
 def pack(runs: Sequence[Run], *, title: str = "", height: int = 420) -> bytes:

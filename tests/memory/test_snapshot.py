@@ -70,17 +70,10 @@ def test_a_hostile_pickle_is_refused_by_name_and_nothing_runs(tmp_path, monkeypa
 
 
 def test_a_few_bytes_cannot_ask_for_gigabytes(tmp_path):
+    """A memo index of 2**31: the C unpickler would reserve 32 GiB for it."""
     path = tmp_path / "memo.pickle"
     path.write_bytes(b"\x80\x04]r\xff\xff\xff\x7f.")
-    with pytest.raises(InputError, match="holds a list|no list 'segments'|is a|no trace"):
-        read_snapshot_or_fail(path)
-
-
-def read_snapshot_or_fail(path):
-    """An empty list is a snapshot without segments; anything that came back must be that."""
-    snapshot = read_snapshot(path)
-    assert snapshot.segments == ()
-    raise InputError(path, "no trace")
+    assert read_snapshot(path).segments == ()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.9999])
@@ -88,7 +81,7 @@ def test_a_truncated_pickle_is_one_sentence(tmp_path, share):
     path = tmp_path / "cut.pickle"
     data = raw("plain")
     path.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(InputError, match="cut off or damaged|is empty") as caught:
+    with pytest.raises(InputError, match=r"cut off or damaged|is empty") as caught:
         read_snapshot(path)
     assert "\n" not in str(caught.value)
 

@@ -55,7 +55,6 @@ def test_bad_files_are_one_sentence_and_exit_2(tmp_path, capsys):
 
 
 def main_ok(arguments):
-    try:
+    with pytest.raises(SystemExit) as stopped:
         main(arguments)
-    except SystemExit as stopped:
-        assert not stopped.code
+    assert not stopped.value.code

@@ -69,15 +69,19 @@ class Run {
   // What lies at position x: a record's index, or the hole [from, to) around x.
   at(x) {
     const { alive, offset, size } = this;
-    let from = 0, to = this.total;
+    let from = 0, to = this.total, held = -1;
     for (let i = 0, n = this.born[this.step + 1]; i < n; i++) {
       if (!alive[i]) continue;
       const a = offset[i] * this.granule, b = a + size[i] * this.granule;
+      if (this.nested && this.classes[this.cls[i]][0] === "free") { // a reserved range; what lies on top decides
+        if (a <= x && x < b) { held = i; from = Math.max(from, a); to = Math.min(to, b); }
+        continue;
+      }
       if (a <= x && x < b) return { record: i };
       if (b <= x && b > from) from = b;
       if (a > x && a < to) to = a;
     }
-    return { from, to };
+    return { from, to, held };
   }
 }
 
@@ -107,6 +111,9 @@ class MemoryMap {
     this.context = this.canvas.getContext("2d");
     this.colors = run.classes.map(([, color]) => rgb(color));
     this.background = rgb(run.background[1]);
+    const free = run.classes.findIndex((c) => c[0] === "free");
+    this.freeClass = run.nested ? free : -1;
+    this.under = run.nested ? this.colors[free] : this.background; // what a block lies on
     this.wasteColor = rgb(run.waste_color);
     this.paint = this.paint.bind(this);
   }
@@ -140,18 +147,19 @@ class MemoryMap {
 
   paint(i, sign) {
     const { run } = this, a = run.offset[i] * run.granule, b = a + run.size[i] * run.granule, used = b - run.slack[i];
-    this.fill(a, used, this.colors[run.cls[i]], sign);
-    if (used < b) this.fill(used, b, this.wasteColor, sign);
+    const under = run.cls[i] === this.freeClass ? this.background : this.under;
+    this.fill(a, used, this.colors[run.cls[i]], under, sign);
+    if (used < b) this.fill(used, b, this.wasteColor, under, sign);
   }
 
-  // Add (or take away) a colour on [a, b). Ends are rounded to 256ths of a cell, so neighbours share an end exactly.
-  fill(a, b, color, sign) {
+  // Put a colour over the one under it (or take it off again) on [a, b). Ends are rounded to 256ths of a cell, so neighbours share an end exactly.
+  fill(a, b, color, under, sign) {
     const top = 256 * this.cols * this.rows;
     const from = Math.max(0, Math.min(top, Math.round((a - this.lo) * this.perUnit)));
     const to = Math.max(0, Math.min(top, Math.round((b - this.lo) * this.perUnit)));
     if (to <= from) return;
     const first = from >> 8, last = (to - 1) >> 8;
-    const dr = sign * (color[0] - this.background[0]), dg = sign * (color[1] - this.background[1]), db = sign * (color[2] - this.background[2]);
+    const dr = sign * (color[0] - under[0]), dg = sign * (color[1] - under[1]), db = sign * (color[2] - under[2]);
     const [r, g, bl] = this.sums;
     for (let cell = first; cell <= last; cell++) {
       const weight = cell > first && cell < last ? 256 : Math.min(to, (cell + 1) << 8) - Math.max(from, cell << 8);
@@ -417,7 +425,7 @@ class Player {
     if (x >= run.total) { this.tip.hidden = true; return; }
     const found = run.at(x), i = found.record;
     const lines = i === undefined
-      ? [`${run.background[2]}: ${amount(found.to - found.from, unit)}`, `from ${amount(found.from, unit)} to ${amount(found.to, unit)}`]
+      ? [`${found.held >= 0 ? "free" : run.background[2]}: ${amount(found.to - found.from, unit)}`, `from ${amount(found.from, unit)} to ${amount(found.to, unit)}`]
       : [`owner: ${run.owners[run.owner[i]] || "none"}`, `lifetime: ${run.classes[run.cls[i]][2]}`, `size: ${amount(run.size[i] * run.granule, unit)}${run.slack[i] ? `, asked ${amount(run.size[i] * run.granule - run.slack[i], unit)}` : ""}`,
         `at: ${amount(run.offset[i] * run.granule, unit)}`, `age: ${this.time_unit === "step" ? `${trim(this.clock[this.now] - run.times[run.since[i]])} steps` : this.time(this.clock[this.now] - run.times[run.since[i]])}`, `references: ${run.refs[i]}`];
     this.tip.textContent = lines.join("\n");
