@@ -13,7 +13,7 @@ import torch
 
 from labkit.kernels import checks
 from labkit.kernels.backend import jit, tl, uses_triton
-from labkit.kernels.copy_words import BLOCK, as_words, hint, is_wide
+from labkit.kernels.copy_words import BLOCK, as_words, unit_of
 from labkit.kernels.quantize import raw
 
 
@@ -40,7 +40,7 @@ def block_copy_reference(cache: torch.Tensor, block_pairs: torch.Tensor) -> None
     raw(cache)[targets] = raw(cache)[sources]
 
 
-#: see `paged_decode.ALIGNED`; the strides are hinted in the kernel where WIDE says that they were checked
+#: see `paged_decode.ALIGNED`; strides and row lengths come in units of UNIT words
 ALIGNED = ("source", "target")
 
 
@@ -53,30 +53,31 @@ def copy_blocks_kernel(
     stride_source,
     stride_target,
     BLOCK_WORDS: tl.constexpr,
-    WIDE: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """Program (pair, piece). Used with two pools by `swap_blocks`, with one by `block_copy`."""
     pair = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
     from_block = tl.load(block_pairs + pair * 2).to(tl.int64)
     to_block = tl.load(block_pairs + pair * 2 + 1).to(tl.int64)
-    mask = words < hint(num_words, WIDE)
-    piece = tl.load(source + from_block * hint(stride_source, WIDE) + words, mask=mask, other=0)  # kv
-    tl.store(target + to_block * hint(stride_target, WIDE) + words, piece, mask=mask)
+    mask = words < (num_words * UNIT)
+    piece = tl.load(source + from_block * (stride_source * UNIT) + words, mask=mask, other=0)  # kv
+    tl.store(target + to_block * (stride_target * UNIT) + words, piece, mask=mask)
 
 
 def launch_copy(source: torch.Tensor, target: torch.Tensor, block_pairs: torch.Tensor) -> None:
     """`source` and `target` as `[num_blocks, words]`; `block_pairs` contiguous."""
     num_words = source.shape[1]
+    unit = unit_of(num_words, source.stride(0), target.stride(0))
     copy_blocks_kernel[(len(block_pairs), -(-num_words // BLOCK))](
         source,
         target,
         block_pairs,
-        num_words,
-        source.stride(0),
-        target.stride(0),
+        num_words // unit,
+        source.stride(0) // unit,
+        target.stride(0) // unit,
         BLOCK_WORDS=BLOCK,
-        WIDE=is_wide(num_words, source.stride(0), target.stride(0)),
+        UNIT=unit,
         num_warps=4,
     )
 

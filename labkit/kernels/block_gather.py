@@ -12,7 +12,7 @@ import torch
 
 from labkit.kernels import checks
 from labkit.kernels.backend import jit, tl, uses_triton
-from labkit.kernels.copy_words import as_words, hint, is_wide
+from labkit.kernels.copy_words import as_words, unit_of
 from labkit.kernels.quantize import raw
 
 
@@ -61,7 +61,7 @@ def block_gather_reference(
 
 TOKENS, WORDS = 16, 128
 
-#: see `paged_decode.ALIGNED`; the strides are hinted in the kernel where WIDE says that they were checked
+#: see `paged_decode.ALIGNED`; strides and row lengths come in units of UNIT words
 ALIGNED = ("out", "cache")
 
 
@@ -91,7 +91,7 @@ def block_gather_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     TILE_WORDS: tl.constexpr,
-    WIDE: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """Program (request, tile of tokens, piece of a row). `first_rows[r]` is the output row of request r's token 0."""
     request = tl.program_id(0).to(tl.int64)
@@ -101,10 +101,10 @@ def block_gather_kernel(
     first_row = tl.load(first_rows + request).to(tl.int64)
     table_row = block_tables + request * stride_table
     block = tl.load(table_row + positions // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)  # table
-    rows = block * hint(stride_block, WIDE) + positions % BLOCK_SIZE * hint(stride_slot, WIDE)
-    mask = seen[:, None] & (words < hint(num_words, WIDE))[None, :]
+    rows = block * (stride_block * UNIT) + positions % BLOCK_SIZE * (stride_slot * UNIT)
+    mask = seen[:, None] & (words < (num_words * UNIT))[None, :]
     tile = tl.load(cache + rows[:, None] + words[None, :], mask=mask, other=0)  # kv
-    out_rows = (first_row + positions) * hint(stride_out, WIDE)
+    out_rows = (first_row + positions) * (stride_out * UNIT)
     tl.store(out + out_rows[:, None] + words[None, :], tile, mask=mask)
 
 
@@ -115,6 +115,7 @@ def _launch(
     checks.check_rows_contiguous("block_tables", block_tables)
     words, out_words = as_words("cache", cache, 2), as_words("out", out, 1)
     num_words = words.shape[-1]
+    unit = unit_of(num_words, out_words.stride(0), words.stride(0), words.stride(1))
     longest = int(seq_lens.max())
     block_gather_kernel[(len(seq_lens), -(-longest // TOKENS), -(-num_words // WORDS))](
         out_words,
@@ -122,15 +123,15 @@ def _launch(
         block_tables,
         seq_lens,
         seq_lens.cumsum(0) - seq_lens,
-        num_words,
-        out_words.stride(0),
-        words.stride(0),
-        words.stride(1),
+        num_words // unit,
+        out_words.stride(0) // unit,
+        words.stride(0) // unit,
+        words.stride(1) // unit,
         block_tables.stride(0),
         BLOCK_SIZE=cache.shape[1],
         TILE_TOKENS=TOKENS,
         TILE_WORDS=WORDS,
-        WIDE=is_wide(num_words, out_words.stride(0), words.stride(0), words.stride(1)),
+        UNIT=unit,
         num_warps=4,
     )
 

@@ -170,7 +170,7 @@ def _launch(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     checks.check_alignment(query=query, k_cache=k_cache, v_cache=v_cache, out=out)
     checks.check_contiguous(k_scale=k_scale, v_scale=v_scale, base_slots=base_slots, seq_lens=seq_lens)
-    config = decode_config(query.dtype, head_dim, group)
+    config = decode_config(query.dtype, head_dim, group, k_scale is not None)
     contiguous_decode_kernel[(num_requests, num_kv_heads)](
         out,
         query,

@@ -1,9 +1,8 @@
-# mypy: disable-error-code="valid-type,name-defined"
 """What the four copying kernels share: rows of any dtype seen as 4-byte words, copied 16 bytes at a time.
 
 Copies do not care what the bytes mean. A row is cut into pieces of `BLOCK` words, one program a piece. Where rows are a
-multiple of 16 bytes apart (keys and values always are) the kernel is told so (`WIDE`) and moves 16 bytes an instruction;
-rows of scales may be shorter and move word by word.
+multiple of 16 bytes apart (keys and values always are) the strides are passed in units of 16 bytes and the kernel moves
+16 bytes an instruction; rows of scales may be shorter and move word by word.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import torch
 
 from labkit.errors import LabError
 from labkit.kernels import checks
-from labkit.kernels.backend import jit, tl
 
 #: words a program copies: 16 bytes for each of 128 threads
 BLOCK = 512
@@ -35,14 +33,9 @@ def as_words(name: str, cache: torch.Tensor, num_lead: int) -> torch.Tensor:
     return flat.view(torch.int32 if whole else torch.int8) if row_bytes else flat
 
 
-def is_wide(*strides: int) -> bool:
-    """True when rows this many words apart start on 16-byte boundaries."""
-    return all(stride % 4 == 0 for stride in strides)
+def unit_of(*counts: int) -> int:
+    """4 when all counts (strides, row lengths) are whole 16-byte pieces, else 1 word: what the kernels count them in.
 
-
-@jit
-def hint(stride, WIDE: tl.constexpr):
-    """The stride, known to be a multiple of 4 words where the launcher has checked it."""
-    if WIDE:
-        stride = tl.multiple_of(stride, 4)
-    return stride
+    A kernel multiplies by its constant `UNIT`, which is how the compiler knows that rows start on 16-byte boundaries.
+    """
+    return 4 if all(count % 4 == 0 for count in counts) else 1

@@ -35,13 +35,22 @@ class DecodeConfig:
     num_stages: int
 
 
-def decode_config(dtype: torch.dtype, head_dim: int, group: int) -> DecodeConfig:
-    """Tiles chosen so that no supported shape spills (see `labkit kernels compile`): float32 products run on the
-    plain ALUs, whose operands live in registers, and get smaller tiles."""
+def decode_config(dtype: torch.dtype, head_dim: int, group: int, quantized: bool) -> DecodeConfig:
+    """Tiles chosen so that no supported shape spills and every key and value comes in 16-byte loads (`labkit kernels
+    compile` shows both).
+
+    Products of float32 run on the plain ALUs, whose operands live in registers: smaller tiles. Quantised rows are not
+    prefetched (one stage): Triton's asynchronous copy into the shared-memory layout of the later 16-bit product would
+    move 8 bytes at a time.
+    """
     rows = max(16, 1 << (group - 1).bit_length())
     if dtype == torch.float32:
-        return DecodeConfig(tile_n=16 if head_dim > 64 else 32, rows=rows, num_warps=4, num_stages=2)
-    return DecodeConfig(tile_n=32 if head_dim > 128 else 64, rows=rows, num_warps=4, num_stages=3)
+        tile_n, num_stages = (16 if head_dim > 64 else 32), 2
+    elif quantized:
+        tile_n, num_stages = (32 if head_dim > 64 else 64), 1
+    else:
+        tile_n, num_stages = (32 if head_dim > 128 else 64), 3
+    return DecodeConfig(tile_n, rows, num_warps=4, num_stages=1 if quantized else num_stages)
 
 
 def check_supported(dtype: torch.dtype, head_dim: int, block_size: int | None = None) -> None:

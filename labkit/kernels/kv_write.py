@@ -13,6 +13,8 @@ fp8 e4m3 is converted by instructions of sm_89 and newer; older GPUs do not supp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from labkit.kernels import checks
@@ -164,9 +166,18 @@ def kv_write_kernel(
         tl.store(v_at + offs_d[None, :], v.to(v_cache.dtype.element_ty), mask=mask)
 
 
-def heads_per_program(num_kv_heads: int, head_dim: int) -> int:
-    """As many heads as fill 1,024 elements (16 bytes a thread in 16 bits), a power of two."""
-    return min(1 << (num_kv_heads - 1).bit_length(), max(1, 1024 // head_dim))
+@dataclass(frozen=True, slots=True)
+class WriteConfig:
+    """KV heads a program writes, and its warps: 8 elements (16 bytes in 16 bits) a thread and load."""
+
+    heads: int
+    num_warps: int
+
+
+def write_config(num_kv_heads: int, head_dim: int) -> WriteConfig:
+    """As many heads as fill 1,024 elements, a power of two."""
+    heads = min(1 << (num_kv_heads - 1).bit_length(), max(1, 1024 // head_dim))
+    return WriteConfig(heads, num_warps=max(1, min(4, heads * head_dim // 256)))
 
 
 def _launch(
@@ -185,8 +196,8 @@ def _launch(
     if k_cache.dim() == 3:
         k_cache, v_cache = k_cache[:, None], v_cache[:, None]
     quantized = is_quantized(k_cache.dtype)
-    heads = heads_per_program(num_kv_heads, head_dim)
-    kv_write_kernel[(num_tokens, -(-num_kv_heads // heads))](
+    config = write_config(num_kv_heads, head_dim)
+    kv_write_kernel[(num_tokens, -(-num_kv_heads // config.heads))](
         key,
         value,
         k_cache,
@@ -201,13 +212,13 @@ def _launch(
         stride(value, 1),
         *(stride(k_cache, dim) for dim in range(3)),
         *(stride(v_cache, dim) for dim in range(3)),
-        HEADS=heads,
+        HEADS=config.heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=k_cache.shape[1],
         LIMIT=LIMITS[k_cache.dtype] if quantized else 0.0,
         ROUND=k_cache.dtype == torch.int8,
         PREROUND=interpreting() and k_cache.dtype == torch.float8_e4m3fn,
-        num_warps=4,
+        num_warps=config.num_warps,
     )
 
 

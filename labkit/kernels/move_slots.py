@@ -19,7 +19,7 @@ import torch
 
 from labkit.kernels import checks
 from labkit.kernels.backend import jit, tl, uses_triton
-from labkit.kernels.copy_words import BLOCK, as_words, hint, is_wide
+from labkit.kernels.copy_words import BLOCK, as_words, unit_of
 from labkit.kernels.quantize import raw
 
 
@@ -86,7 +86,7 @@ def expand(run: Sequence[MoveLike], device: torch.device) -> tuple[torch.Tensor,
     return (table[owner, 0] + offsets).to(device), (table[owner, 1] + offsets).to(device)
 
 
-#: see `paged_decode.ALIGNED`; the strides are hinted in the kernel where WIDE says that they were checked
+#: see `paged_decode.ALIGNED`; strides and row lengths come in units of UNIT words
 ALIGNED = ("source", "target")
 
 
@@ -100,16 +100,16 @@ def move_slots_kernel(
     stride_source,
     stride_target,
     BLOCK_WORDS: tl.constexpr,
-    WIDE: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """Program (row, piece): `target[target_slots[i]] = source[source_slots[i]]`."""
     row = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
     from_slot = tl.load(source_slots + row)
     to_slot = tl.load(target_slots + row)
-    mask = words < hint(num_words, WIDE)
-    piece = tl.load(source + from_slot * hint(stride_source, WIDE) + words, mask=mask, other=0)  # kv
-    tl.store(target + to_slot * hint(stride_target, WIDE) + words, piece, mask=mask)
+    mask = words < (num_words * UNIT)
+    piece = tl.load(source + from_slot * (stride_source * UNIT) + words, mask=mask, other=0)  # kv
+    tl.store(target + to_slot * (stride_target * UNIT) + words, piece, mask=mask)
 
 
 def _launch(cache: torch.Tensor, run: Sequence[MoveLike]) -> None:
@@ -128,16 +128,17 @@ def _launch_one(
     source: torch.Tensor, target: torch.Tensor, source_slots: torch.Tensor, target_slots: torch.Tensor
 ) -> None:
     num_words = source.shape[1]
+    unit = unit_of(num_words, source.stride(0), target.stride(0))
     move_slots_kernel[(len(source_slots), -(-num_words // BLOCK))](
         source,
         target,
         source_slots,
         target_slots,
-        num_words,
-        source.stride(0),
-        target.stride(0),
+        num_words // unit,
+        source.stride(0) // unit,
+        target.stride(0) // unit,
         BLOCK_WORDS=BLOCK,
-        WIDE=is_wide(num_words, source.stride(0), target.stride(0)),
+        UNIT=unit,
         num_warps=4,
     )
 

@@ -196,7 +196,7 @@ def launch_split(
     checks.check_alignment(query=query, k_cache=k_cache, v_cache=v_cache, out=out, partial=partial)
     checks.check_contiguous(k_scale=k_scale, v_scale=v_scale, seq_lens=seq_lens)
     checks.check_rows_contiguous("block_tables", block_tables)
-    config = decode_config(query.dtype, head_dim, group)
+    config = decode_config(query.dtype, head_dim, group, k_scale is not None)
     paged_decode_split_kernel[(num_requests, num_kv_heads, num_splits)](
         partial,
         partial_lse,

@@ -145,15 +145,14 @@ class PrefillConfig:
     num_stages: int
 
 
-def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
-    """As `decode_config`: no supported shape may spill."""
+def prefill_config(dtype: torch.dtype, head_dim: int, quantized: bool) -> PrefillConfig:
+    """Chosen like `decode_config`: no spills, 16-byte loads."""
+    num_stages = 1 if quantized else 2
     if dtype == torch.float32:
-        return PrefillConfig(
-            tile_m=16 if head_dim > 128 else 32, tile_n=16 if head_dim > 64 else 32, num_warps=4, num_stages=2
-        )
-    return PrefillConfig(
-        tile_m=64, tile_n=32 if head_dim > 128 else 64, num_warps=8 if head_dim > 128 else 4, num_stages=2
-    )
+        tile_m, tile_n = (16 if head_dim > 128 else 32), (16 if head_dim > 64 else 32)
+        return PrefillConfig(tile_m, tile_n, num_warps=4, num_stages=num_stages)
+    tile_n = 64 if head_dim == 128 else 32
+    return PrefillConfig(tile_m=64, tile_n=tile_n, num_warps=8 if head_dim > 64 else 4, num_stages=num_stages)
 
 
 #: see `paged_decode.ALIGNED`
@@ -317,7 +316,7 @@ def _launch(
     checks.check_rows_contiguous("block_tables", block_tables)
     if max_query_len is None:
         max_query_len = int(cu_query_lens.diff().max())  # waits for the device; callers that know it pass it
-    config = prefill_config(query.dtype, head_dim)
+    config = prefill_config(query.dtype, head_dim, k_scale is not None)
     paged_prefill_kernel[(-(-max_query_len // config.tile_m), num_heads, len(seq_lens))](
         out,
         query,
