@@ -33,11 +33,12 @@ def run(
     block_size: Annotated[int, typer.Option(help="Tokens a block.")] = 16,
     max_num_seqs: Annotated[int, typer.Option(help="Requests at once.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of a step.")] = 2048,
+    prefix: Annotated[str, typer.Option(help="Prefix cache of paged caches: off, hash or radix.")] = "off",
     limit: Annotated[int, typer.Option(help="Only the first so many rows; 0 for all.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Replay TRACE and compare. Simulated on the CPU; times come from the cost model."""
-    from labkit.experiments.replay import ReplayOptions, check_row, kv_budget, replay
+    from labkit.experiments.replay import ReplayOptions, check_options, check_row, kv_budget, replay
     from labkit.models import get_gpu, get_model
     from labkit.units import parse_bytes
     from labkit.workload.traces import load_trace
@@ -57,7 +58,8 @@ def run(
     for pair in pairs:
         check_row(*pair)
     budget = parse_bytes(kv_memory) if kv_memory else kv_budget(spec, card, gpu_memory_utilization)
-    options = ReplayOptions(budget, max_model_len, block_size, max_num_seqs, max_num_batched_tokens)
+    options = ReplayOptions(budget, max_model_len, block_size, max_num_seqs, max_num_batched_tokens, prefix)
+    check_options(options, spec)
     requests = load_trace(trace, limit or None)
     rows = []
     for name, cache in pairs:
@@ -150,6 +152,7 @@ COLUMNS: list[tuple[str, Callable[[ReplayRow], str]]] = [
     ("refused", lambda row: f"{row.num_refused:,}"),
     ("preempted", lambda row: f"{row.num_preempted:,}"),
     ("at once", lambda row: f"{row.peak_running:,}"),
+    ("hit %", lambda row: _share(row.hit_ratio)),
     ("waste %", lambda row: _share(row.waste)),
     ("ext frag %", lambda row: _share(row.fragmentation)),
     ("TTFT s p50/p95/p99", lambda row: _three(row.ttft_s, 1, 2)),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.experiments.system_memory import kv_memory
 from labkit.kv import KV_CACHES, make_kv_cache
 from labkit.models import GPUSpec, ModelSpec
 from labkit.observe.recorder import RunRecorder
@@ -23,13 +24,15 @@ OTHER_BYTES = 2 * GIB
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What is the same for every row. `block_size` in tokens; a contiguous cache has none."""
+    """What is the same for every row. `block_size` in tokens; a contiguous cache has none. `prefix` ("off", "hash" or
+    "radix") is for the lab's paged cache; systems bring their own, and "off" switches it off."""
 
     kv_bytes: int
     max_model_len: int
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    prefix: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class ReplayRow:
     num_refused: int
     num_preempted: int
     num_finished: int
+    hit_ratio: float
     waste: float | None
     fragmentation: float | None
     peak_bytes: int | None
@@ -76,6 +80,16 @@ def kv_budget(model: ModelSpec, gpu: GPUSpec, utilization: float = 0.9) -> int:
     return left
 
 
+def check_options(options: ReplayOptions, model: ModelSpec) -> None:
+    """Raises `LabError` for what no row could use."""
+    if options.prefix not in ("off", "hash", "radix"):
+        raise LabError(f"unknown prefix cache {options.prefix!r}; choose one of: off, hash, radix")
+    if model.max_position is not None and options.max_model_len > model.max_position:
+        raise LabError(
+            f"max_model_len {options.max_model_len} is longer than {model.name} was made for; at most {model.max_position}"
+        )
+
+
 def check_row(scheduler: str, kv: str) -> None:
     """Is there such a combination? Raises `LabError` that lists what there is."""
     if scheduler not in scheduler_names():
@@ -100,7 +114,7 @@ def replay(
     """All requests through one scheduler on one cache, timed by the cost model."""
     check_row(scheduler, kv)
     subject = build(scheduler, kv, model, options)
-    recorder = MemoryRecorder()
+    recorder = MemoryRecorder(model.kv_bytes_per_token())
     totals = simulate(subject, CostModelExecutor(model, gpu), requests, recorder, on_progress=on_progress)
     summary = recorder.summary()
     return ReplayRow(
@@ -111,6 +125,7 @@ def replay(
         num_refused=totals.num_refused,
         num_preempted=totals.num_preempted,
         num_finished=totals.num_finished,
+        hit_ratio=summary["prefix_hit_ratio"],
         waste=recorder.waste,
         fragmentation=recorder.fragmentation,
         peak_bytes=recorder.peak_bytes,
@@ -142,6 +157,7 @@ def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> 
             num_gpu_blocks=num_blocks,
             block_size=options.block_size,
             max_model_len=min(options.max_model_len, (num_blocks - 1) * options.block_size),
+            enable_prefix_caching=options.prefix != "off",
             **shared,
         )
     if scheduler == "sglang":
@@ -151,6 +167,7 @@ def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> 
             context_length=options.max_model_len,
             max_running_requests=options.max_num_seqs,
             chunked_prefill_size=options.max_num_batched_tokens,
+            disable_radix_cache=options.prefix == "off",
         )
     if scheduler == "tensorrt_llm":
         return make_scheduler(
@@ -161,7 +178,9 @@ def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> 
             max_batch_size=options.max_num_seqs,
             max_num_tokens=options.max_num_batched_tokens,
         )
-    extra: dict[str, Any] = {"paged": {"block_size": options.block_size}}.get(kv, {})
+    extra: dict[str, Any] = {}
+    if kv == "paged":
+        extra = {"block_size": options.block_size, "prefix": options.prefix}
     if kv == "reserve-max":
         extra = {"max_model_len": options.max_model_len}
     cache = make_kv_cache(kv, bytes_per_token=per_token, capacity_bytes=options.kv_bytes, **extra)
@@ -171,9 +190,9 @@ def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> 
 class MemoryRecorder(RunRecorder):
     """Adds means over time of waste and fragmentation, and the peak, read at every `every`-th step."""
 
-    def __init__(self, every: int = 4):
+    def __init__(self, bytes_per_token: int, every: int = 4):
         super().__init__()
-        self.every = every
+        self.bytes_per_token, self.every = bytes_per_token, every
         self.peak_bytes: int | None = None
         self._since_s = 0.0
         self._held_s = self._waste_s = self._free_s = self._scattered_s = 0.0
@@ -182,10 +201,11 @@ class MemoryRecorder(RunRecorder):
         self, scheduler: Scheduler, plan: StepPlan, outcome: StepOutcome, start_s: float, end_s: float
     ) -> None:
         super().on_step(scheduler, plan, outcome, start_s, end_s)
-        read = getattr(scheduler, "kv_stats", None)
-        if self.num_steps % self.every or read is None:
+        if self.num_steps % self.every:
             return
-        stats = read()
+        stats = kv_memory(scheduler, self.bytes_per_token)
+        if stats is None:
+            return
         lasted, self._since_s = end_s - self._since_s, end_s
         if self.peak_bytes is None or stats.reserved_bytes > self.peak_bytes:
             self.peak_bytes = stats.reserved_bytes

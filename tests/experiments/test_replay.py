@@ -74,6 +74,23 @@ def test_longer_than_the_model_is_refused_and_counted(tmp_path, capsys):
     assert (rows["paged"]["num_refused"], rows["paged"]["num_finished"]) == (1, 1)
 
 
+def test_shared_blocks_of_a_trace_are_hit(tmp_path, capsys):
+    path = tmp_path / "shared.jsonl"
+    lines = [
+        {
+            "arrival_s": i,
+            "prompt_tokens": 1100,
+            "output_tokens": 5,
+            "prefix_hashes": [1, 2],
+            "prefix_block_size": 512,
+        }
+        for i in range(10)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert rows_of(capsys, path)["paged"]["hit_ratio"] == 0
+    assert rows_of(capsys, path, "--prefix", "hash")["paged"]["hit_ratio"] == pytest.approx(0.9 * 1024 / 1100)
+
+
 BAD_ROWS = {
     "wrong header": ("a,b,c\n1,2,3\n", "row 1: the first line 'a,b,c' is not the header"),
     "negative": (HEADER + "0,5,5,a\n1,-3,5,b\n", "row 3, field prompt_tokens: is negative (-3)"),
@@ -108,6 +125,8 @@ def test_bad_options(trace, capsys):
         (["--block-size", "0"], "--block-size 0 is too small"),
         (["--limit", "-1"], "--limit -1 is negative"),
         (["--kv", ","], "--kv is empty"),
+        (["--prefix", "tree"], "unknown prefix cache 'tree'; choose one of: off, hash, radix"),
+        (["--max-model-len", "200000"], "longer than Llama-3.1-8B was made for; at most 131072"),
     ):
         assert words in sentence(capsys, trace, *args)
     assert "no such file" in sentence(capsys, "missing.csv")
