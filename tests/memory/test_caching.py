@@ -230,3 +230,29 @@ def test_history_holds_what_a_snapshot_would():
         ("segment_free", 2 * MIB),
     ]
     assert allocator.history[1].tag == "kv"
+
+
+def test_an_expandable_block_is_never_released_to_make_room():
+    """The step that returns oversize blocks finds none, so the device is asked twice for one refusal, not three times."""
+    allocator = CachingAllocator(200 * MIB, alloc_conf="expandable_segments:True,max_split_size_mb:20")
+    held = [allocator.malloc(60 * MIB) for _ in range(3)]
+    allocator.free(held[0])
+    allocator.free(held[2])
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(150 * MIB)
+    assert allocator.device.num_create_fail == 2
+    allocator.check_integrity()
+
+
+def test_oversize_blocks_go_back_from_the_largest_down():
+    allocator = CachingAllocator(220 * MIB, alloc_conf="max_split_size_mb:20")
+    for allocation in [allocator.malloc(size * MIB) for size in (60, 50, 40, 30, 22)]:
+        allocator.free(allocation)
+    allocator.history = []
+    allocator.malloc(100 * MIB)
+    assert [e.size // MIB for e in allocator.history if e.action == "segment_free"] == [60, 50]
+    assert allocator.num_alloc_retries == 0
+    allocator.history = []
+    allocator.malloc(45 * MIB)  # 40 + 22 + 30 are cached: 45 asks for 45, one block of 40 is not enough
+    assert [e.size // MIB for e in allocator.history if e.action == "segment_free"] == [40, 30]
+    allocator.check_integrity()

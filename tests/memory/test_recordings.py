@@ -71,7 +71,7 @@ def test_a_recording_with_two_streams_replays_whatever_the_handle_was():
         "address_policy": "bump",
         "two_streams": True,
     }
-    run = Run({"config": config}, stream_handle=0xBEEF)
+    run = Run({"config": config}, streams=(0, 0xBEEF))
     recording = {"config": config, "ops": ops, "columns": COLUMNS, "rows": [run.step(op) for op in ops]}
     recording |= {"events": run.events, "layout_digests": run.digests, "reservations": []}
     recording["final"] = {

@@ -32,20 +32,21 @@ def release_cached(allocator: CachingAllocator) -> None:
 
 def release_oversize(allocator: CachingAllocator, pool: BlockPool, stream: int, size: int) -> bool:
     """With `max_split_size_mb` set: return one free block that would have been long enough; if there is none, return
-    the largest ones from the top until they add up. True when enough was returned; what was returned stays so."""
+    those from there down until they add up. True when enough was returned; what was returned stays so.
+
+    Expandable blocks are never returned here, and one that would have been long enough sends the search downwards.
+    """
     limit = allocator.settings.max_split_size
     if limit == UNLIMITED:
         return False
     wanted = max(size, limit)
     entries = pool.free.get(stream, [])
     place = bisect_left(entries, (wanted,))
-    if place < len(entries):
-        block = entries[place][3]
-        if block.expandable is None:
-            release_segment(allocator, block)
+    if place < len(entries) and entries[place][3].expandable is None:
+        release_segment(allocator, entries[place][3])
         return True
     released = 0
-    for _, _, _, block in reversed(entries[:]):
+    for _, _, _, block in reversed(entries[:place]):
         if released >= wanted or block.size < limit:
             break
         if block.expandable is None:

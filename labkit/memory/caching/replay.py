@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections import Counter
 from typing import Any
 
@@ -38,7 +39,7 @@ def replay(recording: dict[str, Any], max_kept: int = 20) -> Comparison:
     """Every row, device event, layout digest, reservation, and the final layout, device counters and statistics."""
     check_shape(recording)
     comparison = Comparison(FORMAT, max_kept=max_kept)
-    run = Run(recording, stream_handle=_second_stream(recording), heap_top=_heap_top(recording))
+    run = Run(recording, streams=_stream_handles(recording), heap_top=_heap_top(recording))
     comparison.compare("columns", recording["columns"], COLUMNS)
     for index, (op, row) in enumerate(zip(recording["ops"], recording["rows"], strict=True)):
         values = run.step(op)
@@ -55,9 +56,9 @@ def replay(recording: dict[str, Any], max_kept: int = 20) -> Comparison:
 
 
 class Run:
-    """One pass over the operations. Recorded stream indices 0 and 1 become the handles 0 and `stream_handle`."""
+    """One pass over the operations. The recorded stream indices 0 and 1 become the handles `streams`."""
 
-    def __init__(self, recording: dict[str, Any], *, stream_handle: int = 1, heap_top: int = 0):
+    def __init__(self, recording: dict[str, Any], *, streams: tuple[int, int] = (0, 1), heap_top: int = 0):
         config = recording["config"]
         self.allocator = CachingAllocator(
             config["total_memory"],
@@ -69,7 +70,7 @@ class Run:
             config["total_memory"], config["address_policy"], heap_top
         )
         self.history = self.allocator.history = []
-        self.streams = [0, stream_handle]
+        self.streams = streams
         self.live: dict[int, Allocation | None] = {}
         self.events: list[list[Any]] = []
         self.digests: list[list[Any]] = []
@@ -184,11 +185,22 @@ def _mapped_runs(blocks: Any) -> list[list[Block]]:
     return runs
 
 
-def _second_stream(recording: dict[str, Any]) -> int:
-    """The handle that the driver gave the second stream: an address, like those of segments. No decision depends on
-    its value, so it is read off the final layout (the handle most segments there have)."""
-    handles = Counter(segment["stream"] for segment in recording["final"]["segments"] if segment["stream"])
-    return handles.most_common(1)[0][0] if handles and recording["config"]["two_streams"] else 1
+def _stream_handles(recording: dict[str, Any]) -> tuple[int, int]:
+    """The driver's handles of the two streams: like addresses they are its own, and no decision depends on their
+    values. Read off the final layout: the handle of the segment where most allocations of each stream lie."""
+    if not recording["config"]["two_streams"]:
+        return 0, 1
+    segments = sorted(
+        (s["addr"], s["addr"] + s["total_size"], s["stream"]) for s in recording["final"]["segments"]
+    )
+    votes: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+    for op, row in zip(recording["ops"], recording["rows"], strict=True):
+        if op[0] == "alloc" and isinstance(row[1], int):
+            place = bisect_right(segments, (row[1], 1 << 63)) - 1
+            if place >= 0 and row[1] < segments[place][1]:
+                votes[op[3] if len(op) == 4 else 0][segments[place][2]] += 1
+    first = votes[0].most_common(1)[0][0] if votes[0] else 0
+    return first, votes[1].most_common(1)[0][0] if votes[1] else first + 1
 
 
 def _heap_top(recording: dict[str, Any]) -> int:
