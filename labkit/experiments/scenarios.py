@@ -95,6 +95,13 @@ def load_scenario(name: str) -> Scenario:
     return scenario
 
 
+def page() -> str:
+    """docs/scenarios.md; written by `python -c "from labkit.experiments.scenarios import page; print(page(), end='')"`."""
+    rows = [load_scenario(name) for name in scenario_names()]
+    lines = [f"| `{s.name}` | {s.question} | {s.validity} | {'; '.join(s.source)} |" for s in rows]
+    return _PAGE + "\n".join(lines) + "\n"
+
+
 def compare(expected: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
     """One sentence for each expected figure that differs."""
     misses = []
@@ -124,3 +131,15 @@ def _registry() -> Registry[Run]:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     return SCENARIOS
+
+
+_PAGE = """# Scenarios: situations that operators reported, with the numbers that must come out
+
+`run_scenario(NAME).check()` (`labkit.experiments.scenarios`) runs one and raises when an expected figure does not come out;
+`run_scenario(NAME, num_blocks=...)` changes an input. Inputs, expected figures, validity and source stand in
+`labkit/data/scenarios/NAME.json`; the runs in `labkit/experiments/scenario_runs/`. A new one is a JSON file and a function
+registered under its name in any module of that package; `page()` writes this list.
+
+| name | question | validity | source |
+|---|---|---|---|
+"""

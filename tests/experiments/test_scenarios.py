@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from labkit.errors import LabError
-from labkit.experiments.scenarios import VALIDITIES, compare, load_scenario, run_scenario, scenario_names
+from labkit.experiments.scenarios import (
+    VALIDITIES,
+    compare,
+    load_scenario,
+    page,
+    run_scenario,
+    scenario_names,
+)
 
 MINE = [
     "never-fits",
@@ -85,3 +94,8 @@ def test_unknown_names_are_one_sentence():
         run_scenario("no-such")
     with pytest.raises(LabError, match="has no input 'blocks'; it has: block_size"):
         run_scenario("never-fits", blocks=3)
+
+
+def test_the_page_lists_every_scenario():
+    """`python -c "from labkit.experiments.scenarios import page; print(page(), end='')" > docs/scenarios.md`"""
+    assert (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text(encoding="utf-8") == page()
