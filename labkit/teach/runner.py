@@ -61,11 +61,15 @@ def run_notebooks(
 ) -> list[NotebookRun]:
     """Execute each notebook into `output_dir` and return the runs in the order of `notebooks`.
 
+    Kernels start in the current directory: papermill's own `cwd` changes that of the whole process, for all threads.
+
     `timeout_s` bounds every cell. `num_kernels` notebooks run at the same time. An undeclared parameter raises
     `LabError` before anything runs. A failing notebook does not stop the others.
     """
+    notebooks = [path.resolve() for path in notebooks]
     for path in notebooks:
         _check_parameters(path, parameters or {})
+    output_dir = output_dir.resolve()
     output_dir.mkdir(parents=True, exist_ok=True)
     for path in notebooks:
         (output_dir / path.name).unlink(missing_ok=True)
@@ -115,7 +119,6 @@ def _run_one(path: Path, output: Path, parameters: dict[str, Any], timeout_s: in
             progress_bar=False,
             execution_timeout=timeout_s,
             start_timeout=KERNEL_START_TIMEOUT_S,
-            cwd=str(path.parent),
             log_output=False,
         )
     except PapermillExecutionError as failure:
