@@ -294,6 +294,10 @@ class PagedKVCache(KVCacheManager):
                 blocks=len(table.blocks),
                 tokens=table.num_tokens,
             )
+            live = table.blocks[table.first_live :]
+            require(
+                len(set(live)) == len(live), "a table names a block once", request=request_id, blocks=live
+            )
             for i in range(table.first_live, len(table.blocks)):
                 block, count = table.blocks[i], min(self.block_size, table.num_tokens - i * self.block_size)
                 require(
