@@ -27,7 +27,11 @@ from labkit.errors import LabError
 from labkit.viz.figure import WIDTH, byte_unit, margins, new_figure, png_bytes
 from labkit.viz.memory_map import draw_layout_on, row_length
 from labkit.viz.palette import EVENTS
+from labkit.viz.player_builder import RunBuilder as RunBuilder
 from labkit.viz.player_data import Run, pack
+
+#: a run larger than this (compressed) is not written into a notebook a second time, as HTML
+MAX_EMBEDDED_BYTES = 4 << 20
 
 SCRIPT = files("labkit.viz").joinpath("static/player.js").read_text(encoding="utf-8")
 
@@ -82,9 +86,14 @@ class Player(anywidget.AnyWidget):
         return write_page(path, self.fragment(), title=self.title or "Memory player")
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The widget for a live page; beside it HTML that runs by itself (exported pages) and a picture (print, other readers)."""
         shown = super()._repr_mimebundle_(**kwargs)
         data, metadata = shown if isinstance(shown, tuple) else (shown or {}, {})
-        return {**data, "image/png": base64.b64encode(png_bytes(self.figure())).decode()}, metadata
+        png = png_bytes(self.figure())
+        data = {**data, "image/png": base64.b64encode(png).decode()}
+        if len(self.data) <= MAX_EMBEDDED_BYTES:
+            data["text/html"] = fragment(self.data, self.first_step, png)
+        return data, metadata
 
 
 def fragment(data: bytes, first_step: int, png: bytes) -> str:

@@ -55,10 +55,13 @@ def test_the_page_loads_nothing_and_is_written_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
 
 
-def test_the_display_bundle_carries_widget_and_picture():
+def test_the_display_bundle_carries_widget_page_and_picture(monkeypatch):
     data, _ = player(simple_run())._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
     assert data["image/png"].startswith("iVBOR")
+    assert "labkit-player" in data["text/html"]
+    monkeypatch.setattr("labkit.viz.player.MAX_EMBEDDED_BYTES", 10)
+    assert "text/html" not in player(simple_run())._repr_mimebundle_()[0]
 
 
 def test_draw_runs_uses_a_figure_again():
