@@ -16,7 +16,7 @@ from labkit.errors import LabError
 from labkit.experiments.verify import load_recording
 from labkit.memory import make_allocator
 from labkit.memory.best_fit import BestFitAllocator
-from labkit.memory.caching import CachingAllocator
+from labkit.memory.caching import CachingAllocator, splitting
 from labkit.memory.caching import allocator as caching_module
 from labkit.memory.caching.blocks import Block, BlockPool
 from labkit.memory.caching.replay import replay
@@ -91,11 +91,11 @@ def short_and_long_stay_apart() -> bool:
 
 
 def coalesces_right_only(patch):
-    def merge(self, block, neighbour):
-        return 0 if neighbour is block.prev else original(self, block, neighbour)
+    def merge(block, neighbour):
+        return 0 if neighbour is block.prev else original(block, neighbour)
 
-    original = CachingAllocator.merge
-    patch.setattr(CachingAllocator, "merge", merge)
+    original = splitting.merge
+    patch.setattr(splitting, "merge", merge)
 
 
 def coalesces_over_the_segment_head(patch):
@@ -108,14 +108,14 @@ def coalesces_over_the_segment_head(patch):
 
 
 def loses_the_remainder(patch):
-    def cut(self, block, size):
-        taken = original(self, block, size)
+    def cut(allocator, block, size):
+        taken = original(allocator, block, size)
         if taken.next is block:
             block.pool.remove(block)
         return taken
 
-    original = CachingAllocator._cut
-    patch.setattr(CachingAllocator, "_cut", cut)
+    original = splitting.cut
+    patch.setattr(caching_module, "cut", cut)
 
 
 def accepts_a_double_free(patch):
@@ -158,14 +158,14 @@ def frees_into_the_other_pool(patch):
 
 
 def forgets_requested_bytes_of_merged_blocks(patch):
-    def free_block(self, block):
+    def free_block(allocator, block):
         merges = block.next is not None and block.next.is_free
-        original(self, block)
+        original(allocator, block)
         if merges:
-            self.all_stats.requested_bytes.increase(block.requested)
+            allocator.all_stats.requested_bytes.increase(block.requested)
 
-    original = CachingAllocator._free_block
-    patch.setattr(CachingAllocator, "_free_block", free_block)
+    original = splitting.free_block
+    patch.setattr(caching_module, "free_block", free_block)
 
 
 # --- the mutants of the fit family and of pools

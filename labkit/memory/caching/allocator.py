@@ -6,8 +6,6 @@ release; docs/recordings.md says how equality with the real code is checked.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,12 +23,14 @@ from labkit.memory.base import (
 from labkit.memory.caching import integrity
 from labkit.memory.caching.blocks import Block, BlockPool, PoolId, Segment
 from labkit.memory.caching.device import AddressPolicy, SimulatedDevice
-from labkit.memory.caching.expandable import allocate_expandable
 from labkit.memory.caching.history import TraceEntry
-from labkit.memory.caching.private_pools import PrivatePool
-from labkit.memory.caching.release import collect_garbage, release_cached, release_oversize
-from labkit.memory.caching.rounding import MIN_BLOCK_SIZE, SMALL_SIZE, device_size, round_size
+from labkit.memory.caching.pending import PendingFrees
+from labkit.memory.caching.private_pools import PrivatePools
+from labkit.memory.caching.release import release_cached
+from labkit.memory.caching.rounding import SMALL_SIZE, round_size
+from labkit.memory.caching.search import find_free, from_device
 from labkit.memory.caching.settings import UNLIMITED, AllocatorSettings
+from labkit.memory.caching.splitting import cut, free_block
 from labkit.memory.caching.stats import PoolStats, Stat
 
 ONE_EIB = 1 << 60
@@ -80,11 +80,9 @@ class CachingAllocator(Allocator):
         self.segments: dict[int, Segment] = {}
         #: entries since `history = []`; None: nothing is recorded
         self.history: list[TraceEntry] | None = None
-        self.private_pools: dict[PoolId, PrivatePool] = {}
-        self._active_pool: PrivatePool | None = None
-        self._num_ordinals = self._num_private_pools = 0
-        self._events: dict[int, deque[Block]] = {}
-        self._held_streams: set[int] = set()
+        self.private_pools = PrivatePools()
+        self.pending = PendingFrees(self)
+        self._num_ordinals = 0
 
     # --- the contract
 
@@ -95,18 +93,21 @@ class CachingAllocator(Allocator):
             size = checked_size(size)
         if size >= ONE_EIB:
             raise self._out_of_memory(size)
-        if self._events:
-            self.process_events()
+        if self.pending.queues:
+            self.pending.process()
         settings = self.settings
         rounded = round_size(size, settings.divisions)
-        if self._active_pool is None:
+        private = self.private_pools.active
+        if private is None:
             pool = self.small_pool if rounded <= SMALL_SIZE else self.large_pool
         else:
-            pool = self._active_pool.small if rounded <= SMALL_SIZE else self._active_pool.large
-        block = self._find_free(pool, stream, rounded)
-        if block is None:
-            block = self._from_device(pool, stream, rounded, size)
-        block = self._cut(block, rounded)
+            pool = private.small if rounded <= SMALL_SIZE else private.large
+        found = find_free(self, pool, stream, rounded) or from_device(self, pool, stream, rounded)
+        if found is None:
+            self.record("oom", self.device.free_bytes, rounded, stream, pool.pool_id)
+            self.num_ooms += 1
+            raise self._out_of_memory(size)
+        block = cut(self, found, rounded)
         block.allocated = True
         block.requested, block.tag, block.lifetime = size, tag, lifetime
         taken = block.size
@@ -134,12 +135,10 @@ class CachingAllocator(Allocator):
             self.oversize_allocations.decrease(1)
         self.record("free_requested", block.offset, block.requested, block.stream, pool.pool_id)
         if block.stream_uses:
-            for stream in sorted(block.stream_uses):
-                self._events.setdefault(stream, deque()).append(block)
-                block.num_events += 1
+            self.pending.add(block, block.stream_uses)
             block.stream_uses = None
         else:
-            self._free_block(block)
+            free_block(self, block)
 
     def try_grow(self, allocation: Allocation, size: int) -> bool:
         """Only into the rounding slack of its own block: PyTorch never extends a block that is in use."""
@@ -216,43 +215,33 @@ class CachingAllocator(Allocator):
 
     def hold_stream(self, stream: int) -> None:
         """From now on `stream` is busy: its events stay unfinished until `finish_stream`."""
-        self._held_streams.add(stream)
+        self.pending.busy_streams.add(stream)
 
     def finish_stream(self, stream: int) -> None:
         """The work of `stream` is done; the next malloc notices."""
-        self._held_streams.discard(stream)
+        self.pending.busy_streams.discard(stream)
 
     def process_events(self) -> None:
         """Really free what waited for events that are done now."""
-        for stream in list(self._events):
-            if stream not in self._held_streams:
-                self._finish_events(stream)
-
-    def synchronize_and_free_events(self) -> None:
-        """Wait for every stream, and free what waited."""
-        self.num_sync_all_streams += 1
-        for stream in list(self._events):
-            self._finish_events(stream)
+        self.pending.process()
 
     def create_pool(self) -> PoolId:
         """`torch.cuda.MemPool()`: a private pool with one user."""
-        self._num_private_pools += 1
-        pool_id = (0, self._num_private_pools)
-        self.private_pools[pool_id] = PrivatePool(pool_id, self.small_pool.stats, self.large_pool.stats)
-        return pool_id
+        return self.private_pools.create(self.small_pool.stats, self.large_pool.stats)
 
     @contextmanager
     def use_pool(self, pool_id: PoolId) -> Iterator[None]:
         """`torch.cuda.use_mem_pool`: allocations inside the `with` block come from this pool."""
-        outer, self._active_pool = self._active_pool, self._private_pool(pool_id)
+        pools = self.private_pools
+        outer, pools.active = pools.active, pools.find(pool_id)
         try:
             yield
         finally:
-            self._active_pool = outer
+            pools.active = outer
 
     def release_pool(self, pool_id: PoolId) -> None:
         """The pool's user is gone; its segments go back at the next release of cached segments."""
-        pool = self._private_pool(pool_id)
+        pool = self.private_pools.find(pool_id)
         pool.use_count = max(pool.use_count - 1, 0)
 
     @property
@@ -280,156 +269,6 @@ class CachingAllocator(Allocator):
             "num_ooms": self.num_ooms,
             "num_sync_all_streams": self.num_sync_all_streams,
         }
-
-    # --- how malloc finds its block
-
-    def _find_free(self, pool: BlockPool, stream: int, size: int) -> Block | None:
-        """Best fit in the free list, taken off it (`get_free_block`)."""
-        settings = self.settings
-        if settings.garbage_collection_threshold and self.memory_limit is not None:
-            pool.num_searches += 1
-        entries = pool.free.get(stream)
-        if not entries:
-            return None
-        place = bisect_left(entries, (size,))
-        if place == len(entries):
-            return None
-        block = entries[place][3]
-        if block.expandable is not None:
-            place = self._skip_expandable(entries, place)
-            if place == len(entries):
-                return None
-            block = entries[place][3]
-        limit = settings.max_split_size
-        if size < limit:
-            if block.size >= limit:
-                return None
-        elif block.size >= size + settings.max_non_split_rounding_size:
-            return None
-        del entries[place]
-        return block
-
-    def _skip_expandable(self, entries: list, place: int) -> int:
-        """From the first long-enough entry, on while the next one can grow less; past all expandable ones when the
-        setting was turned off meanwhile."""
-        if not self.settings.expandable_segments:
-            while place < len(entries) and entries[place][3].expandable is not None:
-                place += 1
-            return place
-        while place + 1 < len(entries) and entries[place][3].expandable is not None:
-            if _growth(entries[place + 1][3]) >= _growth(entries[place][3]):
-                break
-            place += 1
-        return place
-
-    def _from_device(self, pool: BlockPool, stream: int, rounded: int, requested: int) -> Block:
-        """The attempts after the free list had nothing; raises `OutOfMemory` after the last."""
-        if self.memory_limit is not None and self.settings.garbage_collection_threshold > 0:
-            collect_garbage(self)
-        block = self._new_block(pool, stream, rounded)
-        if block is None and release_oversize(self, pool, stream, rounded):
-            block = self._new_block(pool, stream, rounded)
-        if block is None:
-            release_cached(self)
-            self.num_alloc_retries += 1
-            block = self._new_block(pool, stream, rounded)
-        if block is None:
-            self.record("oom", self.device.free_bytes, rounded, stream, pool.pool_id)
-            self.num_ooms += 1
-            raise self._out_of_memory(requested)
-        return block
-
-    def _new_block(self, pool: BlockPool, stream: int, rounded: int) -> Block | None:
-        """One device attempt (`alloc_block`)."""
-        size = device_size(rounded, self.settings)
-        if self.memory_limit is not None and self.reserved_bytes + size > self.memory_limit:
-            return None
-        if self.settings.expandable_segments:
-            return allocate_expandable(self, pool, stream, rounded)
-        address = self.device.malloc(size)
-        if address is None:
-            return None
-        segment = Segment(self.next_ordinal(), address, size, pool, stream)
-        block = segment.head = Block(segment, address, size)
-        self.segments[segment.ordinal] = segment
-        self.count_reserved(pool, size)
-        for stats in (self.all_stats, pool.stats):
-            stats.segment.increase(1)
-        if size >= self.settings.max_split_size:
-            self.oversize_segments.increase(1)
-        self.record("segment_alloc", address, size, stream, pool.pool_id)
-        return block
-
-    def _cut(self, block: Block, size: int) -> Block:
-        """A fresh block for the caller at the low end of `block`; the rest goes back to the free list if it is worth
-        splitting off (`should_split`, `alloc_found_block`)."""
-        pool, remaining = block.pool, block.size - size
-        was_split = block.prev is not None or block.next is not None
-        if pool.is_small or self.settings.expandable_segments:
-            split = remaining >= MIN_BLOCK_SIZE
-        else:
-            split = remaining > SMALL_SIZE and size < self.settings.max_split_size
-        counted = (self.all_stats, pool.stats) if block.expandable is None else ()
-        if not split:
-            taken = Block(block.segment, block.offset, block.size, block.expandable)
-            taken.take_place_of(block)
-            if was_split:
-                for stats in counted:
-                    stats.inactive_split.decrease(1)
-                    stats.inactive_split_bytes.decrease(block.size)
-            return taken
-        taken = Block(block.segment, block.offset, size, block.expandable)
-        taken.insert_before(block)
-        block.offset += size
-        block.size = remaining
-        pool.insert(block)
-        for stats in counted:
-            if was_split:
-                stats.inactive_split_bytes.decrease(size)
-            else:
-                stats.inactive_split.increase(1)
-                stats.inactive_split_bytes.increase(remaining)
-        return taken
-
-    # --- how free merges
-
-    def _free_block(self, block: Block) -> None:
-        """Merge with free neighbours and go back to the free list (`free_block`)."""
-        pool, size, requested = block.pool, block.size, block.requested
-        self.record("free_completed", block.offset, requested, block.stream, pool.pool_id)
-        num_split = split_bytes = 0
-        for neighbour in (block.prev, block.next):
-            merged = self.merge(block, neighbour)
-            if merged:
-                num_split -= 1
-                split_bytes -= merged
-        pool.insert(block)
-        if block.prev is not None or block.next is not None:
-            num_split += 1
-            split_bytes += block.size
-        for stats in (self.all_stats, pool.stats):
-            if block.expandable is None:
-                stats.inactive_split.change(num_split)
-                stats.inactive_split_bytes.change(split_bytes)
-            stats.active.decrease(1)
-            stats.active_bytes.decrease(size)
-            stats.requested_bytes.decrease(requested)
-
-    def merge(self, block: Block, neighbour: Block | None) -> int:
-        """Swallow a neighbour that is free and equally mapped; returns its size, or 0 (`try_merge_blocks`)."""
-        if (
-            neighbour is None
-            or neighbour.allocated
-            or neighbour.num_events
-            or neighbour.mapped != block.mapped
-        ):
-            return 0
-        if neighbour.mapped:
-            block.pool.remove(neighbour)
-        else:
-            block.pool.remove_unmapped(neighbour)
-        block.swallow(neighbour)
-        return neighbour.size
 
     # --- shared with the other modules of this package
 
@@ -463,24 +302,6 @@ class CachingAllocator(Allocator):
         for stats in (self.all_stats, pool.stats):
             stats.reserved_bytes.decrease(size)
 
-    def freeable_private_pools(self) -> list[PrivatePool]:
-        return [pool for pool in self.private_pools.values() if not pool.use_count]
-
-    def forget_if_empty(self, private: PrivatePool) -> None:
-        if not any(segment.pool.pool_id == private.pool_id for segment in self.segments.values()):
-            del self.private_pools[private.pool_id]
-
-    def _finish_events(self, stream: int) -> None:
-        for block in self._events.pop(stream):
-            block.num_events -= 1
-            if not block.num_events:
-                self._free_block(block)
-
-    def _private_pool(self, pool_id: PoolId) -> PrivatePool:
-        if pool_id not in self.private_pools:
-            raise LabError(f"unknown private pool {pool_id!r}; make one with create_pool()")
-        return self.private_pools[pool_id]
-
     def _owns(self, block: Block) -> bool:
         return self.segments.get(block.segment.ordinal) is block.segment
 
@@ -497,9 +318,3 @@ class CachingAllocator(Allocator):
             num_free_spans=self.num_free_blocks + bool(left),
             largest_free=max(self.largest_free_block, left),
         )
-
-
-def _growth(block: Block) -> int:
-    """The size a block can reach: its own and that of the unmapped block right after it."""
-    behind = block.next
-    return block.size + (behind.size if behind is not None and not behind.mapped else 0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from labkit.memory.caching.blocks import Block, BlockPool, Segment
 from labkit.memory.caching.rounding import SMALL_BUFFER
+from labkit.memory.caching.splitting import merge
 
 if TYPE_CHECKING:
     from labkit.memory.caching.allocator import CachingAllocator
@@ -81,8 +82,8 @@ def unmap_free_pages(allocator: CachingAllocator, block: Block) -> None:
         after.insert_after(block)
         pool.insert(after)
     block.offset, block.size, block.mapped = start, end - start, False
-    allocator.merge(block, block.prev)
-    allocator.merge(block, block.next)
+    merge(block, block.prev)
+    merge(block, block.next)
     pool.insert_unmapped(block)
     segment.forget_runs()
     allocator.count_unreserved(pool, end - start)
@@ -136,8 +137,8 @@ def _map(allocator: CachingAllocator, block: Block, size: int) -> bool:
         rest.insert_after(block)
         pool.insert_unmapped(rest)
         block.size = mapped
-    allocator.merge(block, block.prev)
-    allocator.merge(block, block.next)
+    merge(block, block.prev)
+    merge(block, block.next)
     pool.insert(block)
     segment.forget_runs()
     allocator.count_reserved(pool, mapped)

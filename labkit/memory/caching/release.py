@@ -21,13 +21,15 @@ def release_cached(allocator: CachingAllocator) -> None:
     """`empty_cache`, and the last resort of malloc: wait for pending frees, then return every segment that is wholly
     free (large pool first, each in free-list order) and the whole free pages of expandable ones. Private pools whose
     last user is gone follow."""
-    allocator.synchronize_and_free_events()
+    allocator.num_sync_all_streams += 1
+    allocator.pending.synchronize()
     _release_pool(allocator, allocator.large_pool)
     _release_pool(allocator, allocator.small_pool)
-    for private in list(allocator.freeable_private_pools()):
+    for private in allocator.private_pools.without_user():
         _release_pool(allocator, private.small)
         _release_pool(allocator, private.large)
-        allocator.forget_if_empty(private)
+        if not any(segment.pool.pool_id == private.pool_id for segment in allocator.segments.values()):
+            del allocator.private_pools[private.pool_id]
 
 
 def release_oversize(allocator: CachingAllocator, pool: BlockPool, stream: int, size: int) -> bool:
