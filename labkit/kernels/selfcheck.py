@@ -295,32 +295,18 @@ def check_all(device: str = "cpu") -> list[dict[str, Any]]:
             }
         )
 
-    lengths = (0, 1, 15, 16, 17, 65)
+    lengths, query_lens = (0, 1, 15, 16, 17, 65), (0, 1, 7, 16, 3, 33)
+    shapes = [(128, *rest) for rest in ((16, 4, None, 1), (1, 1, None, 3), (128, 8, 20, 1), (32, 4, 9, 2))]
+    shapes += [(64, 16, 4, None, 1), (64, 1, 8, 9, 2), (256, 16, 4, None, 1)]
     for dtype, tolerance in TOLERANCES.items():
-        for head_dim in (64, 128, 256):
-            for block_size, group, window, splits in (
-                (16, 4, None, 1),
-                (1, 1, None, 3),
-                (128, 8, 20, 1),
-                (32, 4, 9, 2),
-            ):
-                case = AttentionCase(
-                    dtype,
-                    head_dim,
-                    block_size,
-                    2,
-                    group,
-                    lengths,
-                    window,
-                    None,
-                    bool(group == 4),
-                    splits,
-                    (0, 1, 7, 16, 3, 33),
-                )
-                note("paged_decode", case, check_paged_decode(case, device), tolerance)
-                note("paged_prefill", case, check_paged_prefill(case, device), tolerance)
-                if window is None:
-                    note("contiguous_decode", case, check_contiguous_decode(case, device), tolerance)
+        for head_dim, block_size, group, window, splits in shapes:
+            case = AttentionCase(
+                dtype, head_dim, block_size, 2, group, lengths, window, None, group == 4, splits, query_lens
+            )
+            note("paged_decode", case, check_paged_decode(case, device), tolerance)
+            note("paged_prefill", case, check_paged_prefill(case, device), tolerance)
+            if window is None and splits == 1:
+                note("contiguous_decode", case, check_contiguous_decode(case, device), tolerance)
         case = AttentionCase(dtype, lengths=lengths, num_kv_heads=1, group=20)
         note("mla_decode", case, check_mla_decode(case, device), tolerance)
         for store in (None, torch.int8, torch.float8_e4m3fn):
