@@ -4,7 +4,8 @@
     run_engine(scheduler, executor, load, recorder=recorder)
     recorder.summary()["ttft_s"]["p95"]
 
-Levels: "off" keeps nothing, "summary" the requests and the counters, "full" also one row a step (`Series`).
+Levels: "off" keeps nothing, "summary" the requests and the counters, "full" also one row a step (`Series`) and the lives
+of blocks (`BlockWatch`, on a paged cache of the lab).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from labkit.errors import LabError
+from labkit.observe.block_watch import BlockWatch
 from labkit.observe.percentiles import percentiles, weighted_percentiles
 from labkit.observe.records import RequestRecord
 from labkit.observe.series import Series
@@ -38,11 +40,14 @@ class RunRecorder(Recorder):
         self.series = series
         self.requests: dict[str, RequestRecord] = {}
         self.gaps = TokenGaps()
+        self._decode_ends = self.gaps.ends
         self.num_steps = self.num_preemptions = self.num_lost_tokens = 0
         self.num_refused = self.num_dropped = self.num_finished = 0
         self.num_scheduled_tokens = self.num_hit_tokens = 0
         self.busy_s = self.end_s = 0.0
         self.peak_running = 0
+        self.blocks: BlockWatch | None = None
+        self._watching = False
 
     # -- called by the engine loop ----------------------------------------------------------------------------
 
@@ -65,31 +70,25 @@ class RunRecorder(Recorder):
         requests = self.requests
         if plan.preempted:
             self._preempted(plan)
-        for admitted in plan.admitted:
-            record = requests[admitted.request_id]
-            if record.admission_s is None:
-                record.admission_s = start_s
-                record.num_hit_tokens = admitted.num_hit_tokens
-                self.num_hit_tokens += admitted.num_hit_tokens
-        for dropped in plan.dropped:
-            record = requests[dropped.request_id]
-            record.dropped, record.num_output_tokens = dropped.reason, dropped.num_output_tokens
-            self.gaps.interrupted(dropped.request_id, dropped.num_output_tokens)
-            self.num_dropped += 1
+        if plan.admitted:
+            for admitted in plan.admitted:
+                record = requests[admitted.request_id]
+                if record.admission_s is None:
+                    record.admission_s = start_s
+                    record.num_hit_tokens = admitted.num_hit_tokens
+                    self.num_hit_tokens += admitted.num_hit_tokens
+        if plan.dropped:
+            self._dropped(plan)
         if plan.num_decode_requests:
-            self.gaps.decode_step(end_s)
-        for request_id in outcome.started:
-            record = requests[request_id]
-            if record.first_token_s is None:
-                record.first_token_s = end_s
-                self.gaps.first_token(request_id, end_s)
-        for request_id in outcome.finished:
-            record = requests[request_id]
-            record.finish_s = end_s
-            if outcome.truncated and request_id in outcome.truncated:
-                record.num_output_tokens = outcome.truncated[request_id]
-            self.gaps.finished(request_id, record.num_output_tokens)
-        self.num_finished += len(outcome.finished)
+            self._decode_ends.append(end_s)
+        if outcome.started:
+            for request_id in outcome.started:
+                record = requests[request_id]
+                if record.first_token_s is None:
+                    record.first_token_s = end_s
+                    self.gaps.first_token(request_id, end_s)
+        if outcome.finished:
+            self._finished(outcome, end_s)
         self.num_steps += 1
         self.num_scheduled_tokens += plan.num_scheduled_tokens
         self.busy_s += end_s - start_s
@@ -97,10 +96,45 @@ class RunRecorder(Recorder):
         if plan.num_running > self.peak_running:
             self.peak_running = plan.num_running
         if self.series is not None:
-            self.series.step(self, scheduler, plan, outcome, start_s, end_s)
+            self._full(self.series, scheduler, plan, outcome, start_s, end_s)
 
     def on_end(self, scheduler: Scheduler, now_s: float) -> None:
         self.end_s = max(self.end_s, now_s)
+        if self.blocks is not None:
+            self.blocks.detach()
+
+    def _finished(self, outcome: StepOutcome, end_s: float) -> None:
+        for request_id in outcome.finished:
+            record = self.requests[request_id]
+            record.finish_s = end_s
+            if outcome.truncated and request_id in outcome.truncated:
+                record.num_output_tokens = outcome.truncated[request_id]
+            self.gaps.finished(request_id, record.num_output_tokens)
+        self.num_finished += len(outcome.finished)
+
+    def _dropped(self, plan: StepPlan) -> None:
+        for dropped in plan.dropped:
+            record = self.requests[dropped.request_id]
+            record.dropped, record.num_output_tokens = dropped.reason, dropped.num_output_tokens
+            self.gaps.interrupted(dropped.request_id, dropped.num_output_tokens)
+        self.num_dropped += len(plan.dropped)
+
+    def _full(
+        self,
+        series: Series,
+        scheduler: Scheduler,
+        plan: StepPlan,
+        outcome: StepOutcome,
+        start_s: float,
+        end_s: float,
+    ) -> None:
+        """What level full adds to a step. The watch is attached after the first one, with its blocks born at its start."""
+        if not self._watching:
+            self._watching = True
+            self.blocks = BlockWatch.of(scheduler, start_s)
+        elif self.blocks is not None:
+            self.blocks.on_step(len(outcome.finished), start_s, end_s)
+        series.step(self, scheduler, plan, outcome, start_s, end_s)
 
     def _preempted(self, plan: StepPlan) -> None:
         for preempted in plan.preempted:

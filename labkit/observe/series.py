@@ -37,6 +37,7 @@ class Series:
         if every < 1:
             raise LabError(f"every={every} keeps no row; start at 1")
         self.every, self._seen = every, 0
+        self._scheduler: Scheduler | None = None
         self.rows: list[tuple[Any, ...]] = []
         self.capacity_bytes = 0
 
@@ -53,11 +54,12 @@ class Series:
         self._seen += 1
         if (self._seen - 1) % self.every:
             return
-        read = getattr(scheduler, "kv_stats", None)
-        if read is None:
-            kv: tuple[int | None, ...] = (None,) * 5
-        else:
-            stats = read()
+        if scheduler is not self._scheduler:
+            self._scheduler, self._read = scheduler, getattr(scheduler, "kv_stats", None)
+            self._allocator = getattr(getattr(scheduler, "kv", None), "allocator", None)
+        kv: tuple[int | None, ...] = (None,) * 5
+        if self._read is not None:
+            stats = self._read()
             self.capacity_bytes = stats.capacity_bytes
             kv = (
                 stats.reserved_bytes,
@@ -80,7 +82,7 @@ class Series:
                 len(plan.preempted),
                 len(plan.admitted),
                 *kv,
-                _num_free_spans(scheduler),
+                None if self._allocator is None else self._allocator.stats().num_free_spans,
             )
         )
 
@@ -94,9 +96,3 @@ class Series:
         """One column as a list, without pandas."""
         index = COLUMNS.index(name)
         return [row[index] for row in self.rows]
-
-
-def _num_free_spans(scheduler: Scheduler) -> int | None:
-    """Free pieces of a contiguous cache, where its allocator counts them cheaply."""
-    allocator = getattr(getattr(scheduler, "kv", None), "allocator", None)
-    return None if allocator is None else allocator.stats().num_free_spans

@@ -18,7 +18,8 @@ class TokenGaps:
     """
 
     def __init__(self) -> None:
-        self._ends: list[float] = []
+        #: ends of the steps that advance decoding requests, in order
+        self.ends: list[float] = []
         self._open: dict[
             str, tuple[float, int, int]
         ] = {}  # id -> last token's time, decode steps then, tokens then
@@ -28,10 +29,10 @@ class TokenGaps:
 
     def decode_step(self, end_s: float) -> None:
         """A step that advances decoding requests ended."""
-        self._ends.append(end_s)
+        self.ends.append(end_s)
 
     def first_token(self, request_id: str, end_s: float) -> None:
-        self._open[request_id] = (end_s, len(self._ends), 1)
+        self._open[request_id] = (end_s, len(self.ends), 1)
 
     def interrupted(self, request_id: str, num_tokens: int) -> None:
         """Preempted before the current step decoded, with `num_tokens` tokens so far."""
@@ -45,20 +46,20 @@ class TokenGaps:
         if state is None:
             return
         last_s, since, had = state
-        num_new, stop = num_tokens - had, len(self._ends)
+        num_new, stop = num_tokens - had, len(self.ends)
         if num_new > 0 and stop:
             start = max(stop - num_new, since, 0)
-            self._single.append(self._ends[start] - last_s)
+            self._single.append(self.ends[start] - last_s)
             if stop - start > 1:
                 self._from.append(start + 1)
                 self._to.append(stop)
-            last_s = self._ends[stop - 1]
+            last_s = self.ends[stop - 1]
         if keep:
             self._open[request_id] = (last_s, stop, max(had, num_tokens))
 
     def weighted(self) -> tuple[np.ndarray, np.ndarray]:
         """`(gaps_s, counts)`, one entry a step and one for each first gap of a stretch."""
-        ends = np.asarray(self._ends)
+        ends = np.asarray(self.ends)
         covered = np.zeros(len(ends) + 1, dtype=np.int64)
         np.add.at(covered, self._from, 1)
         np.add.at(covered, self._to, -1)
