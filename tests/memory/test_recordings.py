@@ -14,7 +14,7 @@ from tests.flip import assert_every_flip_is_named
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch_allocator"
 FILES = sorted(GOLDEN.glob("*.json.gz"))
-PARTS = ["rows", "events", "layout_digests", "reservations", "final", "columns"]
+PARTS = ["torch_version", "torch_git", "rows", "events", "layout_digests", "reservations", "final", "columns"]
 
 
 def test_all_sixteen_recordings_are_here():

@@ -19,7 +19,8 @@ from labkit.memory.caching.history import DEVICE_ACTIONS
 from labkit.recording import Comparison
 
 FORMAT = "cuda-caching-allocator-golden/1"
-RELEASE = "2.14"
+#: the release that the model equals; a recording of another one shows as a difference in these two fields
+RELEASE = {"torch_version": "2.14.1+cu130", "torch_git": "5c4886908584029761b579af026dcfb627c84070"}
 COLUMNS = (
     ["status", "addr", "seg", "off", "block_size", "reserved_bytes", "allocated_bytes", "requested_bytes"]
     + ["active_bytes", "inactive_split_bytes", "inactive_split_blocks", "segments", "snapshot_segments"]
@@ -40,6 +41,8 @@ def replay(recording: dict[str, Any], max_kept: int = 20) -> Comparison:
     check_shape(recording)
     comparison = Comparison(FORMAT, max_kept=max_kept)
     run = Run(recording, streams=_stream_handles(recording), heap_top=_heap_top(recording))
+    for key, release in RELEASE.items():
+        comparison.compare(key, recording.get(key, release), release)
     comparison.compare("columns", recording["columns"], COLUMNS)
     for index, (op, row) in enumerate(zip(recording["ops"], recording["rows"], strict=True)):
         values = run.step(op)
