@@ -144,7 +144,7 @@ class LabScheduler(RunningSet, Scheduler):
             rows = sorted(rows + self.stalled, key=by_seq)
         for request in rows:  # one of them may have been preempted for another meanwhile
             if request.status == "decoding":
-                if request.due_at == table.clock and self.grow(plan, request, table.computed(request) + 1):
+                if self.grow(plan, request, table.computed(request) + 1):
                     table.set_due(request, request.num_placed_tokens + space.room(request))
             elif request.status == "stalled" and self.grow(plan, request, request.num_computed_tokens + 1):
                 self.start_decode(request)

@@ -8,6 +8,7 @@ and admitted again computes a lot and gets nowhere).
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from labkit.errors import LabError
 from labkit.serving.base import Scheduler, StepOutcome, StepPlan
@@ -50,7 +51,7 @@ class ProgressGuard:
                 f"no new token in step {plan.step} after {self._preempted.total()} preemptions: the cycle is admit, "
                 f"recompute, run out of room, preempt, for {names}"
             )
-        waiting = _heads(scheduler)
+        waiting = waiting_ids(scheduler)
         why = scheduler.why_waiting(waiting[0]).sentence if waiting else "nobody waits"
         return (
             f"no progress for {self.num_idle_steps} steps at step {plan.step}: {plan.num_running} running and none of "
@@ -58,6 +59,13 @@ class ProgressGuard:
         )
 
 
-def _heads(scheduler: Scheduler) -> list[str]:
-    """Ids of waiting requests in queue order, where the scheduler shows them."""
-    return [getattr(r, "request_id", str(r)) for r in getattr(scheduler, "waiting", ())]
+def waiting_ids(scheduler: Scheduler) -> list[str]:
+    """Ids of waiting requests in queue order, where the scheduler shows its queue as `waiting`."""
+    return [_id(row) for row in getattr(scheduler, "waiting", ())]
+
+
+def _id(row: Any) -> str:
+    for name in ("request_id", "id"):
+        if hasattr(row, name):
+            return str(getattr(row, name))
+    return str(row.spec.request_id)

@@ -43,7 +43,7 @@ class PlainScheduler:
     def step(self) -> dict:
         """Decide and run one step; returns what was decided."""
         scheduled: list[tuple[str, int, int]] = []
-        preempted: list[str] = []
+        preempted: list[tuple[str, int, int]] = []
         admitted: list[str] = []
         decoding = [row for row in self.running if row.computed == row.known - 1 and row.outputs]
         left = self.budget - len(decoding)
@@ -57,7 +57,7 @@ class PlainScheduler:
                 continue
             while self.missing(row, row.computed + want) > self.free and row in self.running:
                 victim = self.running[-1]
-                preempted.append(victim.spec.request_id)
+                preempted.append((victim.spec.request_id, victim.blocks, victim.computed))
                 if id(victim) in chunks:
                     left += 0 if victim in decoding else chunks.pop(id(victim))[1]
                     chunks.pop(id(victim), None)

@@ -22,7 +22,7 @@ def compare(seed: int, block_size: int, num_blocks: int, budget: int, headroom: 
     arrivals = np.sort(rng.integers(0, 60, 40))
     load = []
     for i in range(40):
-        prompt = int(rng.integers(1, capacity // 2))
+        prompt = int(rng.integers(1, capacity if rng.random() < 0.1 else capacity // 2))
         output = int(rng.integers(1, min(40, capacity - prompt) + 1))
         load.append((int(arrivals[i]), RequestSpec(f"r{i}", 0.0, prompt, output, max_output_tokens=output)))
     kv = PagedKVCache(num_blocks, 1, block_size=block_size)
@@ -48,7 +48,7 @@ def compare(seed: int, block_size: int, num_blocks: int, budget: int, headroom: 
         shipped.check_integrity()
         decided = {
             "scheduled": chunks,
-            "preempted": [row.request_id for row in plan.preempted],
+            "preempted": [(r.request_id, r.num_blocks, r.num_computed_tokens) for r in plan.preempted],
             "admitted": [row.request_id for row in plan.admitted],
             "finished": sorted(outcome.finished),
             "free": kv.num_free_blocks,

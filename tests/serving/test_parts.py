@@ -210,6 +210,32 @@ def test_the_least_urgent_is_the_victim():
     assert least.requests["urgent"].num_preemptions == least.requests["c"].num_preemptions == 0
 
 
+def test_a_victim_gives_its_share_of_the_step_back():
+    """Three prompts under way; the second takes the room of the first (least urgent), and the third its tokens."""
+    load = [spec("a", 200, 5, priority=9), spec("b", 200, 5, priority=0), spec("c", 200, 5, priority=1)]
+    kv = make_kv_cache("paged", capacity_tokens=26 * 16, bytes_per_token=1)
+    scheduler = make_scheduler(
+        "lab",
+        kv,
+        gate="chunk",
+        victim="least-urgent",
+        max_num_batched_tokens=100,
+        long_prefill_threshold=48,
+        record_chunks=True,
+    )
+    steps = []
+
+    class Steps(Recorder):
+        def on_step(self, scheduler, plan, outcome, start_s, end_s):
+            chunks = {c.request_id: c.num_tokens for c in plan.chunks}
+            steps.append((chunks, [row.request_id for row in plan.preempted]))
+
+    simulate(scheduler, LinearStepCost(), load, Steps(), clock="step")
+    first = next(chunks for chunks, preempted in steps if preempted)
+    assert "a" not in first
+    assert sum(first.values()) > 52, "without the give-back b and c would share what a left over"
+
+
 def test_split_pools_shield_the_short_from_the_long():
     load = [
         spec("s0", 40, 100),
