@@ -6,10 +6,20 @@ pairs as they are seen says the same, without collisions and without hashing. Ke
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, MutableSequence, Sequence
+from typing import Protocol
 
-from labkit.serving.systems.vllm_request import VllmRequest
 from labkit.workload.base import RequestSpec
+
+
+class HasContent(Protocol):
+    """A request whose blocks can be named. `tokens` is None where a load tells lengths or hashes only."""
+
+    spec: RequestSpec
+    end: int
+    tokens: list[int] | None
+    keys: Sequence[int] | MutableSequence[int]
+    private: bool
 
 
 class Contents:
@@ -18,7 +28,7 @@ class Contents:
         self._numbers: dict[tuple[int, Hashable], int] = {}
         self._next = 1
 
-    def open(self, r: VllmRequest, keep_private: bool) -> None:
+    def open(self, r: HasContent, keep_private: bool) -> None:
         """Give `r` its keys, as far as they can be known now. A load that has only lengths shares nothing: all keys of
         such a request are a `range` that costs no memory, and `keep_private` says not to publish them (see `BlockPool`)."""
         spec, num_blocks = r.spec, r.end // self.block_size
@@ -32,7 +42,7 @@ class Contents:
             r.keys = self._unique(num_blocks)
             r.private = keep_private
 
-    def extend(self, r: VllmRequest, num_blocks: int) -> None:
+    def extend(self, r: HasContent, num_blocks: int) -> None:
         """Number the blocks of `r.tokens` up to `num_blocks`. Blocks past the tokens that an executor has returned are
         taken as unlike any other."""
         keys, tokens, size = r.keys, r.tokens, self.block_size

@@ -17,14 +17,28 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
 
 from labkit.errors import require
-from labkit.serving.systems.vllm_request import DECODE, VllmRequest
+from labkit.serving.systems.vllm_request import DECODE
 
 by_seq = attrgetter("seq")
 
 
-class Decoding:
+class Decodes(Protocol):
+    """What a request must have to be kept here."""
+
+    seq: int
+    state: int
+    computed: int
+    offset: int
+    last_step: int
+
+
+R = TypeVar("R", bound=Decodes)
+
+
+class Decoding(Generic[R]):
     """`step` is the step being decided; `num` requests decode in it and read `num_kv_tokens` cached tokens."""
 
     def __init__(self, block_size: int):
@@ -32,10 +46,10 @@ class Decoding:
         self.step = 0
         self.num = 0
         self.num_kv_tokens = 0
-        self.due: list[list[VllmRequest]] = [[] for _ in range(block_size)]
-        self.last: dict[int, list[VllmRequest]] = {}
+        self.due: list[list[R]] = [[] for _ in range(block_size)]
+        self.last: dict[int, list[R]] = {}
 
-    def enter(self, r: VllmRequest) -> None:
+    def enter(self, r: R) -> None:
         """From this step on `r` decodes: `r.computed` tokens are in its blocks, `r.last_step` is set."""
         r.state = DECODE
         r.offset = r.computed - self.step
@@ -48,7 +62,7 @@ class Decoding:
         self.num += 1
         self.num_kv_tokens += r.computed
 
-    def leave(self, r: VllmRequest) -> None:
+    def leave(self, r: R) -> None:
         """Stop before its last step (preempted, or passed over): `r.computed` is valid again."""
         row = self.last[r.last_step]
         row.remove(r)
@@ -56,21 +70,21 @@ class Decoding:
             del self.last[r.last_step]
         self.end(r)
 
-    def end(self, r: VllmRequest) -> None:
+    def end(self, r: R) -> None:
         """Stop because `pop_last` has returned it."""
         r.computed = self.step + r.offset
         self.due[-r.offset % self.block_size].remove(r)
         self.num -= 1
         self.num_kv_tokens -= r.computed
 
-    def advance(self) -> list[VllmRequest] | None:
+    def advance(self) -> list[R] | None:
         """The step ran. Returns those that computed their last token in it, in no order; they still have to `end`."""
         ended = self.last.pop(self.step, None)
         self.step += 1
         self.num_kv_tokens += self.num
         return ended
 
-    def check_integrity(self, running: Iterable[VllmRequest]) -> None:
+    def check_integrity(self, running: Iterable[R]) -> None:
         """The rows and counters are what walking every running request gives."""
         walked = [r for r in running if r.state == DECODE]
         computed = sum(self.step + r.offset for r in walked)

@@ -50,7 +50,7 @@ class VllmState:
         self.by_priority = options.policy == "priority"
         self.pool = BlockPool(options.num_gpu_blocks)
         self.contents = Contents(options.block_size)
-        self.decoding = Decoding(options.block_size)
+        self.decoding: Decoding[VllmRequest] = Decoding(options.block_size)
         self.requests: dict[str, VllmRequest] = {}
         self.running: dict[VllmRequest, None] = {}
         self.prefilling: dict[VllmRequest, None] = {}
