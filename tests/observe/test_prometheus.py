@@ -7,12 +7,12 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from recorded_runs import run
 
 from labkit.errors import InputError, LabError
 from labkit.observe.exposition import RunExporter, block_histograms
 from labkit.observe.scrape import parse_pages, read_pages, series_frame
 from labkit.observe.server_names import READINGS, kinds, metric_names
-from tests.observe.test_metrics import run
 
 
 def vllm_page(running=3, usage=0.5, prompt=100, hits=20, queries=80, preempted=1, old=False) -> str:
