@@ -9,7 +9,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.experiments.verify import load_recording, verify_file
-from labkit.memory.caching.replay import replay
+from labkit.memory.caching.replay import COLUMNS, Run, replay
 from tests.flip import assert_every_flip_is_named
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch_allocator"
@@ -49,20 +49,22 @@ def test_the_same_decisions_come_out_under_every_address_policy():
         assert not [path for path in paths if path.startswith("rows") and not path.endswith(".addr")]
 
 
-def test_the_top_of_a_descending_heap_is_taken_from_most_addresses():
-    recording = load_recording(GOLDEN / "19_boundaries.json.gz")
+@pytest.mark.parametrize("policy", ["descending", "last-fit"])
+def test_a_heap_that_grows_downwards_is_recognised_by_most_addresses(policy):
+    recording = load_recording(GOLDEN / "06_frag_oom.json.gz")
     recording["config"]["address_policy"] = "descending"
     top = 5 << 40
-    run_addresses = _replayed_addresses(recording)
-    for row, address in zip(recording["rows"], run_addresses, strict=True):
+    run = Run(recording, address_policy=policy)
+    for row, op in zip(recording["rows"], recording["ops"], strict=True):
+        address = run.step(op)[1]
         row[1] = None if address is None else address + top
-    assert not [d for d in replay(recording, max_kept=10**9).kept if d.path.startswith("rows")]
+    recording["rows"][1][1] += 512
+    paths = [d.path for d in replay(recording, max_kept=10**9).kept if d.path.startswith("rows")]
+    assert paths == ["rows[1].addr"]
 
 
 def test_a_recording_with_two_streams_replays_whatever_the_handle_was():
     """Made here from the model (no recording with two streams is at hand): the point is the mapping of handles."""
-    from labkit.memory.caching.replay import COLUMNS, Run
-
     ops = [["alloc", 0, 4 << 20, 1], ["alloc", 1, 600, 0], ["alloc", 2, 700, 1], ["free", 1], ["free", 9]]
     config = {
         "total_memory": 1 << 30,
@@ -103,10 +105,3 @@ def test_a_recording_with_a_missing_part_is_refused_in_one_sentence(change, fiel
         replay(recording)
     assert f"field {field}" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def _replayed_addresses(recording):
-    from labkit.memory.caching.replay import Run
-
-    run = Run(recording)
-    return [run.step(op)[1] for op in recording["ops"]]

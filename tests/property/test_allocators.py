@@ -85,3 +85,41 @@ def test_a_fit_places_like_a_plain_list_of_holes(fit, seed):
         else:
             assert live[-1].offset == expected
     assert [(s.offset, s.size) for s in allocator.layout() if s.state == "free"] == plain.holes
+
+
+CONFS = [
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:20",
+    "max_split_size_mb:32,max_non_split_rounding_mb:40,roundup_power2_divisions:[1:8,16:4,>:2]",
+    "garbage_collection_threshold:0.5,per_process_memory_fraction:0.8",
+    "expandable_segments:True,large_segment_size_mb:12,max_split_size_mb:24",
+]
+
+
+@pytest.mark.parametrize("conf", CONFS)
+def test_no_decision_of_the_caching_allocator_depends_on_addresses(conf):
+    runs = [decisions(conf, policy) for policy in ("bump", "first-fit", "descending", "last-fit")]
+    assert runs[1] == runs[2] == runs[3] == runs[0]
+    assert {"refused", "segment"} <= {decision[0] for decision in runs[0]}
+
+
+def decisions(conf: str, policy: str) -> list[tuple]:
+    """What was decided in 1,500 operations, without a single address."""
+    rng, live, made = Random(8), [], []
+    allocator = make_allocator("caching", 256 << 20, alloc_conf=conf, address_policy=policy)
+    for _ in range(1500):
+        if live and rng.random() < 0.48:
+            allocator.free(live.pop(rng.randrange(len(live))))
+        else:
+            size, stream = int(2 ** rng.uniform(8, 26)), rng.choice([0, 0, 3])
+            try:
+                live.append(allocator.malloc(size, stream=stream))
+            except OutOfMemory as error:
+                made.append(("refused", size, error.free, error.largest_free))
+            else:
+                segment = live[-1].segment
+                made.append(("segment", segment.ordinal, live[-1].offset - segment.address, live[-1].size))
+        made.append(("stats", *allocator.memory_stats().values()))
+    allocator.check_integrity()
+    return made

@@ -49,7 +49,7 @@ class CachingAllocator(Allocator):
 
     alloc_conf       the string of PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"
     memory_fraction  `torch.cuda.set_per_process_memory_fraction`
-    address_policy   where segments lie ("bump", "first-fit", "descending"); no decision depends on it
+    address_policy   where segments lie (`SimulatedDevice`); no decision depends on it
     """
 
     name = "caching"

@@ -12,7 +12,7 @@ from labkit.errors import LabError, require
 from labkit.memory.base import checked_size
 from labkit.units import GIB
 
-AddressPolicy = Literal["bump", "first-fit", "descending"]
+AddressPolicy = Literal["bump", "first-fit", "descending", "last-fit"]
 
 #: where a recording's device put the two ranges; all addresses of this module are relative to them
 HEAP_BASE = 0x7000_0000_0000
@@ -22,8 +22,8 @@ _GUARD = GIB  # between two virtual reservations
 
 class SimulatedDevice:
     """`total_bytes` of memory. The address policy says where a new segment lies: right above the last and never
-    reused ("bump"), in the lowest gap ("first-fit"), or right below the last ("descending"). No decision of
-    PyTorch's allocator depends on it."""
+    reused ("bump"), in the lowest gap ("first-fit"), right below the last and never reused ("descending"), or in the
+    highest gap below `top` ("last-fit"). No decision of PyTorch's allocator depends on it."""
 
     def __init__(self, total_bytes: int, address_policy: AddressPolicy = "first-fit", top: int = 0):
         if address_policy not in get_args(AddressPolicy):
@@ -39,7 +39,7 @@ class SimulatedDevice:
         self.high_water = 0
         #: every virtual reservation ever made, (address, size)
         self.reservations: list[tuple[int, int]] = []
-        self._lowest = top
+        self._top = self._lowest = top
         self._segments: list[tuple[int, int]] = []  # (address, end) of what is malloced now, ascending
         self._reserved: dict[int, int] = {}
         self._next_virtual = 0
@@ -123,6 +123,13 @@ class SimulatedDevice:
         if self.address_policy == "descending":
             self._lowest -= size
             return self._lowest
+        if self.address_policy == "last-fit":
+            above = self._top
+            for start, end in reversed(self._segments):
+                if above - end >= size:
+                    break
+                above = start
+            return above - size
         address = 0
         for start, end in self._segments:
             if start - address >= size:

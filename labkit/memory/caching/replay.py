@@ -13,7 +13,7 @@ from labkit.errors import InputError
 from labkit.memory.base import Allocation, OutOfMemory
 from labkit.memory.caching.allocator import CachingAllocator
 from labkit.memory.caching.blocks import Block
-from labkit.memory.caching.device import SimulatedDevice
+from labkit.memory.caching.device import AddressPolicy, SimulatedDevice
 from labkit.memory.caching.expandable import ExpandableSegment
 from labkit.memory.caching.history import DEVICE_ACTIONS
 from labkit.recording import Comparison
@@ -40,7 +40,8 @@ def replay(recording: dict[str, Any], max_kept: int = 20) -> Comparison:
     """Every row, device event, layout digest, reservation, and the final layout, device counters and statistics."""
     check_shape(recording)
     comparison = Comparison(FORMAT, max_kept=max_kept)
-    run = Run(recording, streams=_stream_handles(recording), heap_top=_heap_top(recording))
+    policy, top = _heap(recording)
+    run = Run(recording, streams=_stream_handles(recording), address_policy=policy, heap_top=top)
     for key, release in RELEASE.items():
         comparison.compare(key, recording.get(key, release), release)
     comparison.compare("columns", recording["columns"], COLUMNS)
@@ -61,17 +62,23 @@ def replay(recording: dict[str, Any], max_kept: int = 20) -> Comparison:
 class Run:
     """One pass over the operations. The recorded stream indices 0 and 1 become the handles `streams`."""
 
-    def __init__(self, recording: dict[str, Any], *, streams: tuple[int, int] = (0, 1), heap_top: int = 0):
+    def __init__(
+        self,
+        recording: dict[str, Any],
+        *,
+        streams: tuple[int, int] = (0, 1),
+        address_policy: AddressPolicy | None = None,
+        heap_top: int = 0,
+    ):
         config = recording["config"]
+        policy: AddressPolicy = address_policy or config["address_policy"]
         self.allocator = CachingAllocator(
             config["total_memory"],
             alloc_conf=config["alloc_conf"],
             memory_fraction=config["memory_fraction"],
-            address_policy=config["address_policy"],
+            address_policy=policy,
         )
-        self.device = self.allocator.device = SimulatedDevice(
-            config["total_memory"], config["address_policy"], heap_top
-        )
+        self.device = self.allocator.device = SimulatedDevice(config["total_memory"], policy, heap_top)
         self.history = self.allocator.history = []
         self.streams = streams
         self.live: dict[int, Allocation | None] = {}
@@ -206,18 +213,24 @@ def _stream_handles(recording: dict[str, Any]) -> tuple[int, int]:
     return first, votes[1].most_common(1)[0][0] if votes[1] else first + 1
 
 
-def _heap_top(recording: dict[str, Any]) -> int:
-    """Where the descending heap begins: the distance that most recorded addresses have from those of a heap that
-    begins at 0. The other two policies begin at 0."""
+def _heap(recording: dict[str, Any]) -> tuple[AddressPolicy, int]:
+    """How the driver placed segments, and where its heap ends when it grows downwards: the distance that most
+    recorded addresses have from those of a heap that ends at 0. A descending heap may reuse gaps or not; the way that
+    agrees with more recorded addresses is taken. The other policies begin at 0."""
     if recording["config"]["address_policy"] != "descending":
-        return 0
-    run = Run(recording)
-    votes = Counter(
-        row[1] - values[1]
-        for row, values in zip(recording["rows"], map(run.step, recording["ops"]), strict=True)
-        if isinstance(row[1], int) and values[1] is not None
-    )
-    return votes.most_common(1)[0][0] if votes else 0
+        return recording["config"]["address_policy"], 0
+    best: tuple[int, AddressPolicy, int] = (-1, "descending", 0)
+    policies: tuple[AddressPolicy, AddressPolicy] = ("descending", "last-fit")
+    for policy in policies:
+        run = Run(recording, address_policy=policy)
+        distances = Counter(
+            row[1] - values[1]
+            for row, values in zip(recording["rows"], map(run.step, recording["ops"]), strict=True)
+            if isinstance(row[1], int) and values[1] is not None
+        )
+        for top, num_agreeing in distances.most_common(1):
+            best = max(best, (num_agreeing, policy, top), key=lambda found: found[0])
+    return best[1], best[2]
 
 
 def check_shape(recording: dict[str, Any]) -> None:
