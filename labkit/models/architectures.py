@@ -118,6 +118,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
+#: multimodal and renamed families whose text part is one of the above
+SAME_AS = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "kimi_k2": "deepseek_v3",
+    "mllama": "mllama_text_model",
+}
+
 #: class name in `architectures` -> `model_type`, for configs that carry only the former
 CLASS_NAMES = {
     "LlamaForCausalLM": "llama",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
-from labkit.models.architectures import ARCHITECTURES, CLASS_NAMES, Architecture, LayerKind
+from labkit.models.architectures import ARCHITECTURES, CLASS_NAMES, SAME_AS, Architecture, LayerKind
 from labkit.models.dtypes import dtype_bytes
 from labkit.models.experts import read_experts
 from labkit.models.fields import Fields
@@ -117,6 +117,7 @@ def _model_type(inner: Mapping[str, Any], outer: Mapping[str, Any], where: objec
     for config in (inner, outer):
         candidates += [CLASS_NAMES.get(str(c)) for c in config.get("architectures") or ()]
     for candidate in candidates:
+        candidate = SAME_AS.get(str(candidate), candidate)
         if candidate in ARCHITECTURES:
             return str(candidate)
     given = inner.get("model_type") or outer.get("model_type") or outer.get("architectures")

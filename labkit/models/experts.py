@@ -49,7 +49,7 @@ def _expert_layers(fields: Fields, model_type: str, num_layers: int) -> list[int
     """DeepSeek: from `first_k_dense_replace` on, every `moe_layer_freq`-th. Qwen: every `decoder_sparse_step`-th but
     those in `mlp_only_layers`. Others: all."""
     dense = set(fields.get("mlp_only_layers") or ())
-    first = fields.get("first_k_dense_replace") or 0
+    first = fields.get("first_k_dense_replace") or fields.get("first_dense_layers") or 0
     every = fields.get("moe_layer_freq") or 1
     step = fields.get("decoder_sparse_step") or 1
     layers = range(num_layers)

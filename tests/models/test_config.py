@@ -169,3 +169,17 @@ def test_a_gpu_of_ones_own(tmp_path):
         get_gpu(str(path))
     with pytest.raises(LabError, match="choose one of: T4-16GB"):
         get_gpu("A100")  # two of them
+
+
+def test_multimodal_and_renamed_families():
+    flat = {
+        **LLAMA,
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "vision_config": {},
+    }
+    assert from_config(flat).model_type == "qwen2"
+    nested = {"model_type": "llava", "text_config": {**LLAMA, "model_type": "llama"}, "vision_config": {}}
+    assert from_config(nested).num_params == 8030261248
+    kimi = {**DEEPSEEK_V2_LITE, "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
+    assert from_config(kimi).model_type == "deepseek_v3"

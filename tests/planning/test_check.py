@@ -208,3 +208,25 @@ def test_free_text_is_read():
     assert line.gpu.name == "RTX3090-24GB"
     assert read_line({"model": "a model", "gpu": "A100 40GB"}).gpu.name == "A100-40GB"
     assert read_line({"model": "Qwen3.5-27B hybrid"}).model is None, "not one of Qwen3's"
+
+
+def test_graphs_inside_or_outside_the_budget():
+    """The newest rule subtracts CUDA graphs, older ones do not; a line that prints them says by its result which."""
+    ledger = {
+        "budget": 71.29,
+        "weights": 19.86,
+        "non_torch": 0.16,
+        "peak_activation": 36.63,
+        "cuda_graphs": 1.5,
+    }
+    for printed in (14.65, 13.14):
+        assert check_line(read_line({"model": "x", "ledger_gib": ledger, "kv_gib": printed})).verdict == "ok"
+    assert check_line(read_line({"model": "x", "ledger_gib": ledger, "kv_gib": 14.0})).flagged
+
+
+def test_lists_are_several_lines(tmp_path):
+    path = tmp_path / "two.json"
+    path.write_text(
+        json.dumps([{"id": "A", "model": "Qwen3-14B", "kv_gib": [11.57, 11.0], "kv_tokens": [75824, 72064]}])
+    )
+    assert [(r.line.id, r.verdict) for r in check_lines(read_lines(path))] == [("A[0]", "ok"), ("A[1]", "ok")]
