@@ -15,12 +15,11 @@ from labkit.memory.base import (
     Allocation,
     Allocator,
     AllocatorStats,
-    OutOfMemory,
     Span,
     checked_size,
     not_live,
 )
-from labkit.memory.caching import integrity
+from labkit.memory.caching import integrity, report
 from labkit.memory.caching.blocks import Block, BlockPool, PoolId, Segment
 from labkit.memory.caching.device import AddressPolicy, SimulatedDevice
 from labkit.memory.caching.history import TraceEntry
@@ -29,12 +28,11 @@ from labkit.memory.caching.private_pools import PrivatePools
 from labkit.memory.caching.release import release_cached
 from labkit.memory.caching.rounding import SMALL_SIZE, round_size
 from labkit.memory.caching.search import find_free, from_device
-from labkit.memory.caching.settings import UNLIMITED, AllocatorSettings
+from labkit.memory.caching.settings import AllocatorSettings
 from labkit.memory.caching.splitting import cut, free_block
 from labkit.memory.caching.stats import PoolStats, Stat
 
 ONE_EIB = 1 << 60
-_SPAN_STATE = {"active_allocated": "allocated", "active_pending_free": "pending", "inactive": "free"}
 
 
 @ALLOCATORS.register("caching")
@@ -92,7 +90,7 @@ class CachingAllocator(Allocator):
         if type(size) is not int or size <= 0:
             size = checked_size(size)
         if size >= ONE_EIB:
-            raise self._out_of_memory(size)
+            raise report.out_of_memory(self, size)
         if self.pending.queues:
             self.pending.process()
         settings = self.settings
@@ -106,7 +104,7 @@ class CachingAllocator(Allocator):
         if found is None:
             self.record("oom", self.device.free_bytes, rounded, stream, pool.pool_id)
             self.num_ooms += 1
-            raise self._out_of_memory(size)
+            raise report.out_of_memory(self, size)
         block = cut(self, found, rounded)
         block.allocated = True
         block.requested, block.tag, block.lifetime = size, tag, lifetime
@@ -152,20 +150,7 @@ class CachingAllocator(Allocator):
         return True
 
     def layout(self) -> list[Span]:
-        spans = [
-            Span(
-                block.offset,
-                block.size,
-                _SPAN_STATE[block.state] if block.mapped else "unmapped",  # type: ignore[arg-type]
-                block.requested if block.allocated else 0,
-                block.tag if block.allocated else "",
-                block.lifetime if block.allocated else "",
-                segment.ordinal,
-            )
-            for segment in self.segments.values()
-            for block in segment.blocks()
-        ]
-        return sorted(spans, key=lambda span: span.offset)
+        return report.layout(self)
 
     def stats(self) -> AllocatorStats:
         stats = self.all_stats
@@ -253,22 +238,8 @@ class CachingAllocator(Allocator):
         return max((e[-1][0] for pool in self.pools() for e in pool.free.values() if e), default=0)
 
     def memory_stats(self) -> dict[str, int]:
-        """Keys and values of `torch.cuda.memory_stats` (without its pinned-memory part)."""
-        unlimited = self.settings.max_split_size == UNLIMITED
-        return {
-            **self.all_stats.flat("all"),
-            **self.small_pool.stats.flat("small_pool"),
-            **self.large_pool.stats.flat("large_pool"),
-            **{f"oversize_allocations.{k}": v for k, v in self.oversize_allocations.as_dict().items()},
-            **{f"oversize_segments.{k}": v for k, v in self.oversize_segments.as_dict().items()},
-            "max_split_size": -1 if unlimited else self.settings.max_split_size,
-            "num_alloc_retries": self.num_alloc_retries,
-            "num_device_alloc": self.num_device_alloc,
-            "num_device_free": self.num_device_free,
-            "num_oom_rejections": 0,
-            "num_ooms": self.num_ooms,
-            "num_sync_all_streams": self.num_sync_all_streams,
-        }
+        """Keys and values of `torch.cuda.memory_stats`."""
+        return report.memory_stats(self)
 
     # --- shared with the other modules of this package
 
@@ -304,17 +275,3 @@ class CachingAllocator(Allocator):
 
     def _owns(self, block: Block) -> bool:
         return self.segments.get(block.segment.ordinal) is block.segment
-
-    def _out_of_memory(self, requested: int) -> OutOfMemory:
-        limit = self.capacity_bytes if self.memory_limit is None else self.memory_limit
-        left = max(min(limit - self.reserved_bytes, self.device.free_bytes), 0)
-        cached = self.reserved_bytes - self.all_stats.active_bytes.current
-        return OutOfMemory(
-            requested,
-            capacity=limit,
-            reserved=self.reserved_bytes,
-            allocated=self.all_stats.allocated_bytes.current,
-            free=cached + left,
-            num_free_spans=self.num_free_blocks + bool(left),
-            largest_free=max(self.largest_free_block, left),
-        )
