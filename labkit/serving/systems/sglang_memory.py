@@ -16,6 +16,8 @@ from labkit.serving.systems.sglang_request import Req
 
 #: a retraction frees room for so many further steps of each request that stays (`SGLANG_RETRACT_DECODE_STEPS`)
 RETRACT_DECODE_STEPS = 20
+#: priorities are 64-bit integers
+MAX_PRIORITY = (1 << 63) - 1
 
 
 class RequestMemory:
@@ -98,7 +100,7 @@ class RequestMemory:
         prompt = req.num_prompt - req.num_prompt % page_size
         if 0 < prompt < length:
             # cut the leaf where the prompt ends, so that outputs can be evicted without it
-            tree.insert(tokens[:prompt], (), priority=req.priority + 1, counted=prompt)
+            tree.insert(tokens[:prompt], (), priority=min(req.priority + 1, MAX_PRIORITY), counted=prompt)
         first, last = req.protected_len // page_size, found // page_size
         if last > first:
             self.pool.give(last - first, req.pages[first:last])

@@ -21,6 +21,8 @@ _SAME_NAMES = (
     "prefill_decode_interval_min_bs", "disable_priority_preemption", "radix_eviction_policy_config",
     "schedule_low_priority_values_first", "priority_scheduling_preemption_threshold",
 )  # fmt: skip
+#: what a request without a priority gets when lower means more urgent
+_LEAST_URGENT = (1 << 63) - 1
 #: `config` says nothing about these; the recordings ran with them
 _ALWAYS = {"schedule_low_priority_values_first": True, "priority_scheduling_preemption_threshold": 0}
 
@@ -86,7 +88,7 @@ def _specs(workload: list[dict[str, Any]]) -> list[tuple[RequestSpec, int]]:
                 num_output_tokens=w["output_len"],
                 max_output_tokens=w["output_len"],
                 prompt_token_ids=w["prompt_token_ids"],
-                priority=w.get("priority") or 0,
+                priority=_LEAST_URGENT if w.get("priority") is None else w["priority"],
             ),
             1_000_000 + 10_000 * i,
         )
