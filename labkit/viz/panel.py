@@ -119,7 +119,10 @@ class SliderPanel:
         for widget in self._inputs.values():
             widget.observe(self._changed, names="value")
         head = [W.HTML(f"<b>{_escape(self.title)}</b>")] if self.title else []
-        self._widget = W.VBox([*head, *self._inputs.values(), button, self._message, self._image])
+        self._widget = W.VBox(
+            [*head, *self._inputs.values(), button, self._message, self._image],
+            layout=W.Layout(align_items="flex-start"),
+        )
         self._widget.add_class("labkit-panel")
         self._redraw()
 

@@ -109,12 +109,13 @@ class MemoryMap {
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "img");
     this.context = this.canvas.getContext("2d");
-    this.colors = run.classes.map(([, color]) => rgb(color));
     this.background = rgb(run.background[1]);
-    const free = run.classes.findIndex((c) => c[0] === "free");
-    this.freeClass = run.nested ? free : -1;
-    this.under = run.nested ? this.colors[free] : this.background; // what a block lies on
-    this.wasteColor = rgb(run.waste_color);
+    const colors = run.classes.map(([, color]) => rgb(color)), free = run.classes.findIndex((c) => c[0] === "free");
+    const under = run.nested ? colors[free] : this.background; // what a block lies on
+    this.waste = colors.length;
+    // what painting a class changes in a cell, three numbers a class; rounding waste comes last
+    this.deltas = Int32Array.from([...colors, rgb(run.waste_color)].flatMap((color, c) => color.map((v, k) => v - (run.nested && c === free ? this.background : under)[k])));
+    this.canvas.setAttribute("aria-label", `memory map of ${run.title}`);
     this.paint = this.paint.bind(this);
   }
 
@@ -135,41 +136,40 @@ class MemoryMap {
     this.canvas.style.height = `${rows * side}px`;
     this.image = this.context.createImageData(cols, rows);
     this.pixels = new Uint32Array(this.image.data.buffer);
-    this.sums = [0, 1, 2].map(() => new Int32Array(cols * rows));
+    for (const name of ["red", "green", "blue"]) this[name] = new Int32Array(cols * rows);
     this.repaint();
   }
 
   repaint() {
-    this.sums.forEach((sum, c) => sum.fill(this.background[c] * 256));
+    [this.red, this.green, this.blue].forEach((sum, c) => sum.fill(this.background[c] * 256));
     const { alive } = this.run;
     for (let i = 0, n = this.run.born[this.run.step + 1]; i < n; i++) if (alive[i]) this.paint(i, 1);
   }
 
   paint(i, sign) {
-    const { run } = this, a = run.offset[i] * run.granule, b = a + run.size[i] * run.granule, used = b - run.slack[i];
-    const under = run.cls[i] === this.freeClass ? this.background : this.under;
-    this.fill(a, used, this.colors[run.cls[i]], under, sign);
-    if (used < b) this.fill(used, b, this.wasteColor, under, sign);
+    const { run } = this, g = run.granule, a = run.offset[i] * g, b = a + run.size[i] * g, slack = run.slack[i];
+    this.fill(a, b - slack, run.cls[i], sign);
+    if (slack) this.fill(b - slack, b, this.waste, sign);
   }
 
-  // Put a colour over the one under it (or take it off again) on [a, b). Ends are rounded to 256ths of a cell, so neighbours share an end exactly.
-  fill(a, b, color, under, sign) {
-    const top = 256 * this.cols * this.rows;
-    const from = Math.max(0, Math.min(top, Math.round((a - this.lo) * this.perUnit)));
-    const to = Math.max(0, Math.min(top, Math.round((b - this.lo) * this.perUnit)));
+  // Put a class over what is under it (or take it off again) on [a, b). Ends are rounded to 256ths of a cell, so neighbours
+  // share an end exactly.
+  fill(a, b, cls, sign) {
+    const top = 256 * this.red.length, { lo, perUnit, deltas, red, green, blue } = this;
+    const from = Math.max(0, Math.min(top, Math.round((a - lo) * perUnit)));
+    const to = Math.max(0, Math.min(top, Math.round((b - lo) * perUnit)));
     if (to <= from) return;
+    const dr = sign * deltas[3 * cls], dg = sign * deltas[3 * cls + 1], db = sign * deltas[3 * cls + 2];
     const first = from >> 8, last = (to - 1) >> 8;
-    const dr = sign * (color[0] - under[0]), dg = sign * (color[1] - under[1]), db = sign * (color[2] - under[2]);
-    const [r, g, bl] = this.sums;
     for (let cell = first; cell <= last; cell++) {
-      const weight = cell > first && cell < last ? 256 : Math.min(to, (cell + 1) << 8) - Math.max(from, cell << 8);
-      r[cell] += weight * dr; g[cell] += weight * dg; bl[cell] += weight * db;
+      const weight = Math.min(to, (cell + 1) << 8) - Math.max(from, cell << 8);
+      red[cell] += weight * dr; green[cell] += weight * dg; blue[cell] += weight * db;
     }
   }
 
   draw() {
-    const { pixels, cols, rowUnits, lo, run } = this, [r, g, b] = this.sums;
-    for (let i = 0; i < pixels.length; i++) pixels[i] = (255 << 24) | ((b[i] >> 8) << 16) | ((g[i] >> 8) << 8) | (r[i] >> 8);
+    const { pixels, cols, rowUnits, lo, run, red, green, blue } = this;
+    for (let i = 0; i < pixels.length; i++) pixels[i] = (255 << 24) | ((blue[i] >> 8) << 16) | ((green[i] >> 8) << 8) | (red[i] >> 8);
     const inside = Math.ceil(((run.total - lo) * cols) / rowUnits);
     if (inside < pixels.length) pixels.fill(0, Math.max(0, inside));
     this.context.putImageData(this.image, 0, 0);
@@ -208,7 +208,7 @@ const CSS = `
 .lkp .bar{display:flex;gap:6px;align-items:center;flex-wrap:wrap;margin-top:6px}
 .lkp button,.lkp select{font:inherit;padding:2px 8px;min-height:28px;color:#1b1b1b;background:#f5f5f5;border:1px solid #888;border-radius:3px}
 .lkp button:focus-visible,.lkp select:focus-visible,.lkp input:focus-visible,.lkp canvas:focus-visible{outline:2px solid #0072B2;outline-offset:1px}
-.lkp input[type=range]{flex:1 1 240px;min-width:160px}.lkp select.events{max-width:22em}
+.lkp input[type=range]{flex:1 1 240px;min-width:160px}.lkp select.events{max-width:13em}
 .lkp .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12px;margin-top:6px}.lkp .legend i{display:inline-block;width:12px;height:12px;border:1px solid #666;vertical-align:-2px;margin-right:4px}
 .lkp .tip{position:absolute;z-index:5;pointer-events:none;background:#fff;border:1px solid #333;border-radius:3px;padding:4px 8px;white-space:pre;font-size:12px;box-shadow:0 1px 4px #0004}
 .lkp .help{font-size:11px;color:#555;margin-top:4px}`;
