@@ -16,6 +16,7 @@ from labkit.errors import LabError
 from labkit.kv.paged import PagedKVCache
 from labkit.observe.recorder import RunRecorder
 from labkit.planning.engines import batch_limits
+from labkit.planning.lifetime import LifetimeBudget, lifetime_budget, load_of_trace
 from labkit.planning.planner import Plan
 from labkit.serving.base import Scheduler
 from labkit.serving.cost_model import CostModelExecutor
@@ -37,9 +38,11 @@ class TracePlan:
     concurrency_at_p95_length: float
     preempted_share: float | None = None
     summary: dict[str, Any] | None = None
+    lifetime: LifetimeBudget | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return data | {"lifetime": None if self.lifetime is None else self.lifetime.as_dict()}
 
 
 def plan_on_trace(
@@ -70,6 +73,13 @@ def plan_on_trace(
         admitted = sum(r.admission_s is not None for r in recorder.requests.values())
         preempted = sum(r.num_preemptions > 0 for r in recorder.requests.values())
         shares = {"preempted_share": preempted / admitted if admitted else 0.0, "summary": recorder.summary()}
+        lives = [
+            r.finish_s - r.admission_s
+            for r in recorder.requests.values()
+            if r.finish_s and r.admission_s is not None
+        ]
+        if len(fitting) > 1 and lives:
+            shares["lifetime"] = lifetime_budget(plan, load_of_trace(fitting, float(np.mean(lives))))
     return TracePlan(
         num_requests=len(requests),
         num_too_long=len(requests) - len(fitting),

@@ -138,4 +138,6 @@ def _trace_text(trace: TracePlan) -> list[str]:
             f"{100 * trace.preempted_share:.2f} % of the admitted preempted at least once, peak {summary['peak_running']:,} "
             f"running, TTFT P95 {summary['ttft_s']['p95'] or 0:.2f} s"
         )
+    if trace.lifetime is not None:
+        lines.append(f"  lifetimes: {trace.lifetime.sentence()}")
     return lines

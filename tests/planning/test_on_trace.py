@@ -12,7 +12,7 @@ import pytest
 from labkit.cli.main import main
 from labkit.errors import LabError
 from labkit.models import get_gpu, get_model
-from labkit.planning.lifetime import LifetimeLoad, lifetime_budget
+from labkit.planning.lifetime import LifetimeLoad, lifetime_budget, load_of_trace
 from labkit.planning.on_trace import plan_on_trace
 from labkit.planning.planner import make_plan
 from labkit.planning.request import PlanRequest
@@ -74,11 +74,18 @@ def test_lifetime_budget():
     private = lifetime_budget(made, load)
     assert private.private_blocks == 10 * 5 * 69, "1,100 tokens on average are 69 blocks"
     everything = dataclasses.replace(
-        load, session_rate=0.5, session_tokens=4000, session_idle_s=60, prefix_tokens=512, num_prefixes=3
+        load,
+        session_rate=0.5,
+        session_tokens=4000,
+        session_idle_s=60,
+        prefix_tokens=512,
+        num_prefixes=3,
+        shared_prompt_tokens=512,
     )
     everything = dataclasses.replace(everything, burst_prompts=4, burst_prompt_tokens=16000)
     budget = lifetime_budget(made, everything)
     assert (budget.session_blocks, budget.prefix_blocks, budget.burst_blocks) == (30 * 250, 96, 4000)
+    assert budget.private_blocks == 10 * 5 * 37, "588 private tokens"
     assert budget.headroom < 0
     assert "does not fit" in budget.sentence()
     assert "fits" in private.sentence()
@@ -86,6 +93,24 @@ def test_lifetime_budget():
         LifetimeLoad(1.0, 1, 1, 1, session_idle_s=-1)
     with pytest.raises(LabError, match="rate"):
         LifetimeLoad(0.0, 1, 1, 1)
+
+
+def test_lifetimes_of_a_trace():
+    """Two sessions of two turns, 10 s apart; blocks 1 and 2 are shared, 1 for 10 s and 2 for 5 s of 20."""
+    load = [
+        RequestSpec("a", 0.0, 100, 20, session_id="x", prefix_hashes=[1], prefix_block_size=64),
+        RequestSpec("b", 5.0, 300, 20, session_id="y", prefix_hashes=[2, 3, 4, 5], prefix_block_size=64),
+        RequestSpec("c", 10.0, 200, 20, session_id="x", prefix_hashes=[1, 2], prefix_block_size=64),
+        RequestSpec("d", 20.0, 400, 20, session_id="y", prefix_hashes=[9], prefix_block_size=64),
+    ]
+    terms = load_of_trace(load, 2.0)
+    assert (terms.rate, terms.mean_prompt_tokens, terms.session_rate) == (0.2, 250, 0.1)
+    assert (terms.session_tokens, terms.session_idle_s) == (220, 12.5)
+    assert (terms.shared_prompt_tokens, terms.prefix_tokens) == (2 * 64 / 4, 64 * 15 / 20)
+    assert terms.burst_prompt_tokens == 400
+    assert load_of_trace(load, 2.0, burst_window_s=5.0).burst_prompt_tokens == 500
+    with pytest.raises(LabError, match="two requests"):
+        load_of_trace(load[:1], 1.0)
 
 
 def run(capsys, *args: str) -> tuple[int, str, str]:
