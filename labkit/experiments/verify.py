@@ -63,7 +63,9 @@ def verify_file(path: str | Path) -> Verdict:
         comparison = _replayer(key)(recording)
     except LabError as error:
         raise InputError(path, str(error)) from None
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except AssertionError as error:
+        raise InputError(path, f"breaks a law of the {key} model: {error or 'an assertion'}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(
             path, f"is not a whole {key} recording ({type(error).__name__}: {error}); record it again"
         ) from error
