@@ -9,6 +9,7 @@ from typing import Any
 from labkit.kv import KVCacheManager, make_kv_cache
 from labkit.observe.recorder import RunRecorder
 from labkit.observe.series import Series
+from labkit.serving.base import Scheduler
 from labkit.serving.cost_model import LinearStepCost
 from labkit.serving.engine import SimulationResult, simulate
 from labkit.serving.schedulers import make_scheduler
@@ -20,12 +21,13 @@ STEP_COST = {"base_ms": 10.0, "per_token_ms": 0.05}
 
 @dataclass(frozen=True)
 class Served:
-    """A finished run: totals of the loop, the recorder with every request, and the cache as it was left."""
+    """A finished run: totals of the loop, the recorder with every request, the cache and the scheduler as they were left."""
 
     name: str
     totals: SimulationResult
     recorder: RunRecorder
     kv: KVCacheManager
+    scheduler: Scheduler
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -61,4 +63,4 @@ def serve(
     scheduler = make_scheduler("lab", kv, max_model_len=max_model_len, **scheduler_options)
     recorder = RunRecorder(Series(every))
     totals = simulate(scheduler, LinearStepCost(**STEP_COST), requests, recorder, max_steps=max_steps)
-    return Served(kv_name, totals, recorder, kv)
+    return Served(kv_name, totals, recorder, kv, scheduler)
