@@ -20,7 +20,8 @@ from labkit.errors import LabError
 from labkit.serving.base import Scheduler, StepOutcome, StepPlan, StepResult, WaitingReason
 from labkit.serving.systems.sglang_chunks import chunks_of
 from labkit.serving.systems.sglang_decode import run_decode
-from labkit.serving.systems.sglang_explain import check_state, refusal, why
+from labkit.serving.systems.sglang_explain import refusal, why
+from labkit.serving.systems.sglang_integrity import check_state
 from labkit.serving.systems.sglang_options import SglangOptions
 from labkit.serving.systems.sglang_prefill import prefill_must_wait, run_prefill
 from labkit.serving.systems.sglang_request import Req

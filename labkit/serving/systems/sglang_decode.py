@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from labkit.serving.base import StepPlan
 from labkit.serving.systems.sglang_request import Req
 from labkit.serving.systems.sglang_state import SglangState
@@ -61,7 +63,7 @@ def _retract_decode(state: SglangState, plan: StepPlan) -> None:
     state.requeue(dropped, plan)
 
 
-def _worth_keeping(state: SglangState):  # type: ignore[no-untyped-def]
+def _worth_keeping(state: SglangState) -> Callable[[Req], tuple[int, ...]]:
     """`_get_decode_retraction_order`; equal ones stay in batch order."""
     clock = state.clock
     if state.options.retraction_policy != "priority":

@@ -10,12 +10,11 @@ tlru      first what a conversation of its length may lose without missing its b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from labkit.serving.systems.sglang_radix import Node
+from labkit.serving.systems.sglang_node import Node
 
-Key = Callable[["Node"], Any]
+Key = Callable[[Node], Any]
 
 
 def eviction_key(policy: str, config: Mapping[str, float]) -> Key:

@@ -1,11 +1,10 @@
-"""Why a request is refused or waits, and whether the scheduler's books balance. Nothing here changes a decision."""
+"""Why a request is refused or waits. Nothing here changes a decision."""
 
 from __future__ import annotations
 
-from labkit.errors import LabError, require
+from labkit.errors import LabError
 from labkit.serving.base import WaitingReason
 from labkit.serving.systems.sglang_adder import PrefillAdder
-from labkit.serving.systems.sglang_request import Req
 from labkit.serving.systems.sglang_state import SglangState
 from labkit.workload.base import RequestSpec
 
@@ -103,53 +102,6 @@ def _binding(
             f"the cut request {state.chunked.request_id!r} takes the chunk budget first",
         )
     return "next_pass", "it has not been looked at yet; nothing stands against it"
-
-
-def check_state(state: SglangState) -> None:
-    """`available + evictable + protected + held by requests = total`, and everything the parts keep in counters."""
-    options, pool, tree, clock = state.options, state.pool, state.tree, state.clock
-    holders = {id(r): r for r in (*state.running, *state.extend_rows, *state.decode_rows)}
-    if state.chunked is not None:
-        holders[id(state.chunked)] = state.chunked
-    live = [r for r in holders.values() if not r.finished and r.num_blocks_held(clock, pool) > 0]
-    tree.check_integrity([r.lock for r in live if r.lock is not None])
-    held = sum(r.num_blocks_held(clock, pool) * options.page_size - r.protected_len for r in live)
-    held += state.num_pages_taken * options.page_size
-    total = pool.available + tree.num_evictable + tree.num_protected + held
-    require(
-        total == pool.num_pages * options.page_size,
-        "available + evictable + protected + held = total",
-        available=pool.available,
-        evictable=tree.num_evictable,
-        protected=tree.num_protected,
-        held=held,
-        total=pool.num_pages * options.page_size,
-    )
-    state.decoding.check_integrity(r for r in live if r.base is not None)
-    ids = {r.request_id for r in (*live, *state.waiting)}
-    require(
-        ids == set(state.requests),
-        "every request waits or holds memory",
-        differing=ids ^ set(state.requests),
-    )
-    _check_ids(state, live)
-
-
-def _check_ids(state: SglangState, live: list[Req]) -> None:
-    free = state.pool.free_ids()
-    if free is None:
-        return
-    owned = [page for node in state.tree.nodes() for page in node.pages]
-    for req in live:
-        owned += req.pages[req.protected_len // state.options.page_size :]
-        tree_part = req.protected_len // state.options.page_size
-        if req.lock is not None:
-            path = state.tree.path_pages(req.lock)[:tree_part]
-            require(
-                req.pages[:tree_part] == path, "a request points at the tree's pages", request=req.request_id
-            )
-    every = sorted(free + owned)
-    require(every == list(range(1, state.pool.num_pages + 1)), "each page has one owner", pages=len(every))
 
 
 def _ceil(num_tokens: int, page_size: int) -> int:

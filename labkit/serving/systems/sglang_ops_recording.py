@@ -9,8 +9,9 @@ import numpy as np
 
 from labkit.errors import InputError
 from labkit.recording import Comparison
+from labkit.serving.systems.sglang_node import Node
 from labkit.serving.systems.sglang_pool import TokenPool
-from labkit.serving.systems.sglang_radix import Node, RadixTree
+from labkit.serving.systems.sglang_radix import RadixTree
 
 #: size of the pool the operations were recorded with
 POOL_TOKENS = 200_000

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from labkit.serving.systems.sglang_node import Node
 from labkit.serving.systems.sglang_options import SglangOptions
-from labkit.serving.systems.sglang_radix import Node, RadixTree
+from labkit.serving.systems.sglang_radix import RadixTree
 from labkit.serving.systems.sglang_request import Req
 
 #: more waiting requests than this are not matched

@@ -16,49 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from labkit.errors import require
 from labkit.serving.systems.sglang_evict import eviction_key
+from labkit.serving.systems.sglang_node import Node
 from labkit.serving.systems.sglang_pool import TokenPool
 from labkit.serving.systems.sglang_tokens import Tokens, common_prefix
 
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int64)
 _LOWEST = -(1 << 63)
-
-
-class Node:
-    """`tokens` of this node alone; `depth` counts those from the root to its end. `pages` are empty when only counting."""
-
-    __slots__ = (
-        "children",
-        "created",
-        "depth",
-        "history",
-        "hit_count",
-        "last_access",
-        "listed_as",
-        "lock_ref",
-        "pages",
-        "parent",
-        "priority",
-        "tokens",
-    )
-
-    def __init__(self, parent: Node | None, tokens: Tokens, pages: list[int], time: int, priority: int):
-        self.parent = parent
-        self.tokens = tokens
-        self.pages = pages
-        self.children: dict[Any, Node] = {}
-        self.lock_ref = 0
-        self.hit_count: int = 0
-        self.priority: int = priority
-        self.created: int = time
-        self.last_access: int = time
-        above: int = parent.depth if parent is not None else 0
-        self.depth: int = above + len(tokens)
-        #: deepest end this branch ever had (tlru)
-        self.history: int = self.depth
-        #: eviction key under which the heap knows it
-        self.listed_as: Any = None
 
 
 class RadixTree:
@@ -291,38 +255,3 @@ class RadixTree:
             found.extend(node.children.values())
             stack.extend(node.children.values())
         return found
-
-    def check_integrity(self, locked: Sequence[Node]) -> None:
-        """`locked`: the nodes that requests hold, once for each holder."""
-        holders: dict[int, int] = {}
-        for node in locked:
-            at: Node | None = node
-            while at is not None:
-                holders[id(at)] = holders.get(id(at), 0) + 1
-                at = at.parent
-        evictable = protected = 0
-        nodes = self.nodes()
-        listed = {(id(node), key) for key, _, node in self._heap}
-        for node in nodes:
-            require(len(node.tokens) > 0, "no empty node", depth=node.depth)
-            require(len(node.tokens) % self.page_size == 0, "whole pages", tokens=len(node.tokens))
-            require(node.lock_ref == holders.get(id(node), 0), "locks have holders", lock_ref=node.lock_ref)
-            parent = node.parent
-            require(parent is not None and parent.depth + len(node.tokens) == node.depth, "depths add up")
-            if node.lock_ref:
-                protected += len(node.tokens)
-            else:
-                evictable += len(node.tokens)
-                if not node.children and self._lists_leaves:
-                    require(
-                        (id(node), self._key_of(node)) in listed,
-                        "evictable leaves are listed",
-                        depth=node.depth,
-                    )
-        require(
-            evictable == self.num_evictable, "evictable tokens", walked=evictable, kept=self.num_evictable
-        )
-        require(
-            protected == self.num_protected, "protected tokens", walked=protected, kept=self.num_protected
-        )
-        require(len(nodes) == self.num_nodes, "nodes", walked=len(nodes), kept=self.num_nodes)

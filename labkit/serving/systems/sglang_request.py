@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from labkit.serving.systems.sglang_node import Node
 from labkit.serving.systems.sglang_pool import TokenPool
-from labkit.serving.systems.sglang_radix import Node
 from labkit.serving.systems.sglang_tokens import Tokens
 from labkit.workload.base import RequestSpec
 
