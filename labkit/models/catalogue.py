@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -54,7 +55,14 @@ def _model(position: int) -> ModelSpec:
 
 
 def find_in_text(text: str) -> ModelSpec | None:
-    """The catalogue's model that a free text names ("Llama-3 70B (rollout)"), the longest name that fits, or None."""
+    """The catalogue's model that a free text names ("Llama-3 70B (rollout)"), the longest name that fits, or None.
+
+    A name ends where the word does: "DeepSeek-V3.2" is not DeepSeek-V3, and a distilled model is none of its teacher's.
+    """
     said = "-".join(text.casefold().replace("_", "-").split())
-    names = [key for key in _index() if key in said]
+    names = [
+        key
+        for key in _index()
+        if re.search(rf"(?<![a-z0-9.]){re.escape(key)}(?![a-z0-9]|\.[0-9]|-distill)", said)
+    ]
     return _model(_index()[max(names, key=len)]) if names else None

@@ -6,6 +6,7 @@ import pytest
 
 from labkit.errors import LabError
 from labkit.models import get_model, model_names
+from labkit.models.catalogue import find_in_text
 from labkit.models.weights import Weight
 
 #: name -> (parameters, KV bytes a token: all layers, full-attention layers only; one layer), 16 bit
@@ -85,3 +86,37 @@ def test_names():
     assert get_model("meta-llama/Llama-3.1-8B-Instruct") is get_model("llama-3.1-8b")
     with pytest.raises(LabError, match="choose one of: Llama-2-7B"):
         get_model("GPT-5")
+
+
+def test_names_in_free_text():
+    named = {
+        "DeepSeek-R1-Distill-Qwen-32B": "Qwen2.5-32B",
+        "Llama-3 70B (PPO rollout)": "Llama-3-70B",
+        "Qwen3-235B-A22B-FP8 on SGLang": "Qwen3-235B-A22B",
+        "DeepSeek-V3.2-Exp": None,
+        "DeepSeek-R1-Distill-Something": None,
+        "Qwen3.5-27B hybrid": None,
+    }
+    for text, name in named.items():
+        found = find_in_text(text)
+        assert (found.name if found else None) == name, text
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen2.5-72B", 72.71),
+        ("Llama-3.2-3B", 3.21),
+        ("Mixtral-8x22B", 140.6),
+        ("gemma-2-9B", 9.24),
+        ("Qwen3-4B", 4.02),
+    ]
+    + [
+        ("Qwen3-Coder-480B-A35B", 480.2),
+        ("Llama-2-70B", 68.98),
+        ("Mistral-Small-24B", 23.57),
+        ("Qwen2.5-0.5B", 0.494),
+    ],
+)
+def test_published_sizes_of_the_others(name, billions):
+    assert get_model(name).num_params / 1e9 == pytest.approx(billions, rel=0.001)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from recorded_runs import run
 
 from labkit.kv.paged import PagedKVCache
 from labkit.kv.prefix import make_prefix_cache
@@ -131,3 +132,12 @@ def test_histogram_keeps_everything():
     assert counts[0] == 2
     assert counts[-1] == 1
     assert len(edges) == len(counts) + 1
+
+
+def test_under_pressure_every_preemption_is_a_failed_allocation():
+    recorder = run(num=150, num_blocks=190)
+    assert recorder.blocks.num_failed >= recorder.num_preemptions > 0
+    assert recorder.blocks.counts == [190, 0], "drained"
+    assert (pooled(recorder.blocks.lifetimes_s) >= 0).all()
+    lost = recorder.requests_frame().set_index("request_id")["num_lost_tokens"]
+    assert lost.sum() == recorder.num_lost_tokens > 0
