@@ -10,30 +10,13 @@ only partly filled is copied before somebody writes to it (copy-on-write).
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 
 from labkit.errors import LabError, require
 from labkit.kv.base import NO_MOVES, Admission, Grown, KVCacheManager, KVStats, Move, NoSpace, positive
 from labkit.kv.block_pool import BlockPool, FreeOrder
 from labkit.kv.prefix_base import PrefixCache
+from labkit.kv.publishing import BlockTable, Found, Publisher
 from labkit.memory.base import Span
-
-
-@dataclass(slots=True)
-class BlockTable:
-    """One live request. Blocks below `first_live` left a sliding window and are no longer its own."""
-
-    blocks: list[int]
-    num_tokens: int
-    first_live: int = 0
-    #: one key for each full block of known tokens, and how many blocks were offered to the prefix cache
-    keys: list[Hashable] = field(default_factory=list)
-    token_ids: list[int] | None = None
-    num_prompt_keys: int = 0
-    num_hits: int = 0
-    num_published: int = 0
-    priority: int = 0
-    ttl_s: float | None = None
 
 
 class PagedKVCache(KVCacheManager):
@@ -67,15 +50,15 @@ class PagedKVCache(KVCacheManager):
         self._tables: dict[str, BlockTable] = {}
         self._num_token_slots = 0  # slots of pinned blocks that hold a token, shared ones once
         self._num_moved_tokens = 0
-        self._last_keys: tuple[Sequence, int, list[Hashable]] | None = None
+        self._publisher = None if prefix is None else Publisher(prefix, block_size)
 
     # --- joining -----------------------------------------------------------------------------------------------------
 
     def lookup(
         self, token_ids: Sequence[int] | None = None, block_keys: Sequence[Hashable] | None = None
     ) -> int:
-        _, hits, (_, num_inside) = self._find(token_ids, block_keys)
-        return len(hits) * self.block_size + num_inside
+        found = self._find(token_ids, block_keys)
+        return len(found.blocks) * self.block_size + found.num_inside
 
     def admit(
         self,
@@ -102,8 +85,9 @@ class PagedKVCache(KVCacheManager):
                 pool.num_free + pool.num_evictable,
                 can_ever_fit=False,
             )
-        keys, hits, (inside, num_inside) = self._find(token_ids, block_keys)
-        num_hit_tokens = len(hits) * self.block_size + num_inside
+        found = self._find(token_ids, block_keys)
+        hits = found.blocks
+        num_hit_tokens = len(hits) * self.block_size + found.num_inside
         num_needed = max(0, -(-num_tokens // self.block_size) - len(hits))
         num_free = pool.num_free + pool.num_evictable
         if hits:
@@ -121,16 +105,12 @@ class PagedKVCache(KVCacheManager):
         self._num_token_slots += table.num_tokens - len(hits) * self.block_size
         self._tables[request_id] = table
         moves: Sequence[Move] = ()
-        if num_inside:
-            moves = (Move(inside * self.block_size, blocks[len(hits)] * self.block_size, num_inside),)
-            self._num_moved_tokens += num_inside
-        if self.prefix is not None and (token_ids is not None or block_keys is not None):
-            self._last_keys = None
-            table.keys, table.num_prompt_keys = keys, len(keys)
-            table.num_hits = table.num_published = len(hits)
-            table.token_ids = list(token_ids) if token_ids is not None else None
-            if not self.prefix.publishes_when_computed:
-                self._publish(table, table.num_tokens)
+        if found.num_inside:
+            size = self.block_size
+            moves = (Move(found.inside * size, blocks[len(hits)] * size, found.num_inside),)
+            self._num_moved_tokens += found.num_inside
+        if self._publisher is not None and (token_ids is not None or block_keys is not None):
+            self._num_token_slots += self._publisher.joined(table, found, token_ids, pool)
         return Admission(True, "", num_needed, num_free, num_hit_tokens, moves=moves)
 
     def fork(self, parent_id: str, child_id: str) -> Grown:
@@ -139,20 +119,7 @@ class PagedKVCache(KVCacheManager):
         if child_id in self._tables:
             raise LabError(f"request {child_id!r} is already in the KV cache")
         self.pool.acquire(parent.blocks[parent.first_live :])
-        num_full = parent.num_tokens // self.block_size
-        ids = parent.token_ids
-        self._tables[child_id] = BlockTable(
-            list(parent.blocks),
-            parent.num_tokens,
-            parent.first_live,
-            parent.keys[:num_full],  # what follows the fork is the child's own
-            None if ids is None else ids[: parent.num_tokens],
-            min(parent.num_prompt_keys, num_full),
-            parent.num_hits,
-            parent.num_published,
-            parent.priority,
-            parent.ttl_s,
-        )
+        self._tables[child_id] = parent.forked(self.block_size)
         return NO_MOVES
 
     # --- growing and leaving -----------------------------------------------------------------------------------------
@@ -169,8 +136,8 @@ class PagedKVCache(KVCacheManager):
         if self.window is not None:
             self._recycle(table)
         if num_needed > 0:
-            if self.prefix is not None and self.prefix.publishes_when_computed:
-                self._publish_computed(table, old)
+            if self._publisher is not None:
+                self._num_token_slots += self._publisher.grows(table, self.pool)
             num_free = self.pool.num_free + self.pool.num_evictable
             if num_needed > num_free:
                 raise NoSpace(
@@ -186,23 +153,19 @@ class PagedKVCache(KVCacheManager):
             self._num_moved_tokens += fill
         if num_needed > 0:
             blocks.extend(taken)
+        if self._publisher is not None and len(token_ids):
+            self._publisher.told(table, token_ids)
         table.num_tokens = new
         self._num_token_slots += num_tokens
-        if len(token_ids) and table.token_ids is not None and len(table.token_ids) >= old:
-            table.token_ids.extend(token_ids)  # after a gap the later tokens are of no use: keys are chains
-        if (
-            self.prefix is not None
-            and table.token_ids is not None
-            and not self.prefix.publishes_when_computed
-        ):
-            self._publish(table, new)
+        if self._publisher is not None:
+            self._num_token_slots += self._publisher.grown(table, self.pool)
         return Grown(moves) if moves else NO_MOVES
 
     def free(self, request_id: str, *, num_computed_tokens: int | None = None) -> None:
         table = self._table(request_id)
         computed = table.num_tokens if num_computed_tokens is None else num_computed_tokens
-        if self.prefix is not None and (table.keys or table.token_ids is not None):
-            self._leave_prefix(self.prefix, table, computed)
+        if self._publisher is not None:
+            self._num_token_slots += self._publisher.leaves(table, computed, self.pool)
         del self._tables[request_id]
         live = table.blocks[table.first_live :]
         num_idle = self.pool.release(live)
@@ -337,81 +300,8 @@ class PagedKVCache(KVCacheManager):
             max_tokens = min(max_tokens, self.window + 2 * size)
         return -(-max(num_tokens, max_tokens) // size)
 
-    def _find(
-        self, token_ids: Sequence[int] | None, block_keys: Sequence[Hashable] | None
-    ) -> tuple[list[Hashable], list[int], tuple[int, int]]:
-        """Keys of all full blocks, the blocks that are cached, and `(block, num_tokens)` of a hit inside the next one.
-        At least one known token is always left to compute, so that there is something to sample from."""
-        if self.prefix is None or (token_ids is None and block_keys is None):
-            return [], [], (-1, 0)
-        keys = self._keys_of(token_ids, block_keys)
-        if token_ids is None:
-            return keys, self.prefix.match(keys, len(keys)), (-1, 0)
-        hits = self.prefix.match(keys, (len(token_ids) - 1) // self.block_size)
-        if not self.prefix.partial_hits:
-            return keys, hits, (-1, 0)
-        at = len(hits) * self.block_size
-        rest = token_ids[at : min(at + self.block_size, len(token_ids) - 1)]
-        return keys, hits, self.prefix.match_inside(hits, rest)
-
-    def _keys_of(
-        self, token_ids: Sequence[int] | None, block_keys: Sequence[Hashable] | None
-    ) -> list[Hashable]:
-        """The last answer is kept: a queue's head is asked about again in every step."""
-        assert self.prefix is not None
-        source: Sequence = token_ids if token_ids is not None else block_keys  # type: ignore[assignment]
-        if self._last_keys is not None and self._last_keys[0] is source and self._last_keys[1] == len(source):
-            return self._last_keys[2]
-        keys: list[Hashable] = []
-        if token_ids is not None:
-            self.prefix.extend_keys(keys, token_ids, len(token_ids) // self.block_size)
-        else:
-            for page in source:
-                self.prefix.extend_key(keys, page)
-        self._last_keys = (source, len(source), keys)
-        return keys
-
-    def _leave_prefix(self, prefix: PrefixCache, table: BlockTable, num_computed: int) -> None:
-        """Publish what was computed and not offered yet; withdraw what was offered and never computed."""
-        num_full = num_computed // self.block_size
-        if prefix.publishes_when_computed:
-            self._publish(table, num_computed)
-        elif table.num_published > max(num_full, table.num_hits):
-            prefix.withdraw(table.blocks[max(num_full, table.num_hits) : table.num_published])
-        ids = table.token_ids
-        if prefix.partial_hits and ids is not None and num_full == table.num_published:
-            tail = tuple(ids[num_full * self.block_size : num_computed])
-            if tail and len(tail) == num_computed % self.block_size:
-                keys = table.keys[:num_full]
-                prefix.publish_tail(keys, table.blocks[: num_full + 1], tail, table.priority, table.ttl_s)
-
-    def _publish_computed(self, table: BlockTable, num_computed: int) -> None:
-        assert self.prefix is not None
-        if self.prefix.publishes_outputs_at_end:
-            num_computed = min(num_computed, table.num_prompt_keys * self.block_size)
-        self._publish(table, num_computed)
-
-    def _publish(self, table: BlockTable, num_tokens: int) -> None:
-        """Offer the full blocks of the first `num_tokens` tokens, as far as their content is known."""
-        assert self.prefix is not None
-        num_full = num_tokens // self.block_size
-        if num_full <= table.num_published or table.first_live > table.num_published:
-            return
-        if table.token_ids is not None and num_full > len(table.keys):
-            self.prefix.extend_keys(
-                table.keys, table.token_ids, min(num_full, len(table.token_ids) // self.block_size)
-            )
-        num_full = min(num_full, len(table.keys))
-        if num_full <= table.num_published:
-            return
-        repoint = self.prefix.publish(
-            table.keys, table.blocks, table.num_published, num_full, table.priority, table.ttl_s
-        )
-        for index, block in repoint:
-            mine, table.blocks[index] = table.blocks[index], block
-            self._num_token_slots += self.pool.acquire([block]) * self.block_size
-            self._num_token_slots -= self.pool.release([mine]) * self.block_size
-        table.num_published = num_full
+    def _find(self, token_ids: Sequence[int] | None, block_keys: Sequence[Hashable] | None) -> Found:
+        return Found() if self._publisher is None else self._publisher.find(token_ids, block_keys)
 
     def _recycle(self, table: BlockTable) -> None:
         """Give back blocks that lie wholly before the window of the next query: the query at position p sees
