@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.errors import LabError
 from labkit.recording import Comparison
 from labkit.serving.systems.sglang_recording import replay
 from tests.property.sglang_loads import random_case
@@ -54,6 +55,15 @@ def test_the_loads_reach_what_they_are_for() -> None:
         for name, count in compare(seed, scarce=True).items():
             reached[name] = reached.get(name, 0) + count
     assert all(count > 10 for name, count in reached.items() if name != "aborted"), reached
+
+
+def test_out_of_memory_comes_in_the_same_step() -> None:
+    """A cut request must go on although nothing is free: there the real server stops (seed found by search)."""
+    recording = record(*random_case(random.Random(178), scarce=True))
+    assert replay(recording).num_differences == 0
+    recording["steps"].append({})
+    with pytest.raises(LabError, match="out of memory: 7 tokens needed, 5 free"):
+        replay(recording)
 
 
 @pytest.mark.fuzz
