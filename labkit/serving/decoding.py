@@ -70,7 +70,8 @@ class DecodeTable:
         self._last.setdefault(last_at, []).append(request)
 
     def due(self) -> list[Request]:
-        """Requests that need a slot in the step at this clock, in admission order."""
+        """Requests that need a slot in the step at this clock, in admission order (the list may be out of order where
+        one stalled, or where a contiguous cache gave one more room than another)."""
         rows = self._due.pop(self.clock, None)
         if not rows:
             return []
