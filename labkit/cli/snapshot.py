@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 from pathlib import Path
@@ -29,6 +30,7 @@ def run(
     ] = None,
 ) -> None:
     """Segments, who pins the holes, the largest request that would succeed, why it failed, and what settings would change."""
+    from labkit.errors import LabError
     from labkit.memory.snapshot import read_snapshot
     from labkit.memory.snapshot_report import report
     from labkit.memory.snapshot_whatif import what_if
@@ -37,7 +39,14 @@ def run(
     snapshot = read_snapshot(file)
     limit = parse_bytes(capacity) if capacity else None
     found = report(snapshot, device, capacity=limit)
-    replays = what_if(snapshot, found.device, capacity=limit) if snapshot.trace(found.device) else []
+    replays: list[Outcome] = []
+    if snapshot.trace(found.device):
+        try:
+            replays = what_if(snapshot, found.device, capacity=limit)
+        except LabError as error:  # the blocks alone still say a lot
+            snapshot = dataclasses.replace(
+                snapshot, traces=(), notes=(*snapshot.notes, f"nothing was replayed: {error}")
+            )
     if to_html is not None:
         _write_page(to_html, snapshot, found, replays)
     if as_json:

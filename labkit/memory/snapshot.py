@@ -174,7 +174,7 @@ class _Reader:
                 f"begins at {address}; the block before it ends at {expected}",
                 field=f"{place}.address",
             )
-        state = STATES.get(entry.get("state"))
+        state = STATES.get(str(entry.get("state")))
         if state is None:
             raise InputError(
                 self.name, f"is {entry.get('state')!r}; one of: {', '.join(STATES)}", field=f"{place}.state"
@@ -186,8 +186,13 @@ class _Reader:
             requested = history[0].get("real_size") if requested is None else requested
         if requested is None and state != "free":
             self.infer("requested_size", "as the size of the block")
+        requested = self.number({"requested_size": requested}, "requested_size", place, size)
+        if state != "free" and requested > size:
+            raise InputError(
+                self.name, f"is {requested} in a block of {size}", field=f"{place}.requested_size"
+            )
         return SnapshotBlock(
-            address, size, (size if requested is None else int(requested)) if state != "free" else 0, state,
+            address, size, requested if state != "free" else 0, state,
             self.frames(frames, place),
         )  # fmt: skip
 
@@ -211,13 +216,16 @@ class _Reader:
     def number(self, entry: Any, key: str, place: str, default: int | None = None) -> int:
         if not isinstance(entry, dict):
             raise InputError(self.name, f"is a {type(entry).__name__}; a dict is expected", field=place)
-        value = entry.get(key, default)
+        value = entry.get(key)
+        value = default if value is None else value
         if value is None:
             raise InputError(
                 self.name, f"has no {key!r}, which every release of PyTorch since 2.0 writes", field=place
             )
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(self.name, f"is {value!r}; a whole number is expected", field=f"{place}.{key}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+            raise InputError(
+                self.name, f"is {value!r}; a whole number below 2**62 is expected", field=f"{place}.{key}"
+            )
         return value
 
     def pool(self, value: Any, place: str) -> PoolId:

@@ -22,7 +22,8 @@ def snapshot_sums(snapshot: Snapshot, device: int = 0) -> dict[str, int]:
     for metric in METRICS:
         for family in ("all", "small_pool", "large_pool"):
             sums[f"{metric}.{family}.current"] = 0
-    limit = int(snapshot.settings.get("max_split_size", -1))
+    limit = snapshot.settings.get("max_split_size", -1)
+    limit = limit if isinstance(limit, int) else -1
     sums["oversize_allocations.current"] = sums["oversize_segments.current"] = 0
     for segment in snapshot.of_device(device):
         for family in ("all", "small_pool" if segment.is_small else "large_pool"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.errors import LabError
+from labkit.errors import InputError, LabError
 from labkit.memory.snapshot import Snapshot
 from labkit.memory.snapshot_trace import AddressLine, Held, Life, held_ranges, lives
 
@@ -28,7 +28,7 @@ class Timeline:
 
 
 def timeline(snapshot: Snapshot, device: int = 0) -> Timeline:
-    """Raises `LabError` when the snapshot has no trace for `device`."""
+    """Raises `LabError` when the snapshot has no trace for `device`, or one that contradicts its segments."""
     trace = snapshot.trace(device)
     if not trace:
         raise LabError(f"{snapshot.name}: no trace was recorded for device {device}")
@@ -44,7 +44,7 @@ def timeline(snapshot: Snapshot, device: int = 0) -> Timeline:
             [(life.size, life.freed, life.done) for life in everyone if life.freed < life.done], len(trace)
         ),
         _running([(range_.size, range_.start, range_.end) for range_ in held], len(trace)),
-        _largest_free(everyone, held, len(trace)),
+        _largest_free(everyone, held, len(trace), snapshot.name, device),
         everyone,
         held,
         AddressLine([(range_.addr, range_.addr + range_.size) for range_ in held]),
@@ -60,7 +60,9 @@ def _running(pieces: Sequence[tuple[int, int, int]], num_events: int) -> np.ndar
     return np.cumsum(changes)[:num_events]
 
 
-def _largest_free(everyone: list[Life], held: list[Held], num_events: int) -> np.ndarray:
+def _largest_free(
+    everyone: list[Life], held: list[Held], num_events: int, name: str, device: int
+) -> np.ndarray:
     """After every event. At one event ranges are mapped before blocks are cut from them, and unmapped after blocks have left."""
     todo: list[list[tuple[int, int, int, int, bool]]] = [[] for _ in range(num_events + 1)]
     for range_ in held:
@@ -75,7 +77,11 @@ def _largest_free(everyone: list[Life], held: list[Held], num_events: int) -> np
             if sign > 0:
                 holes.add(addr, addr + size, joins=joins)
             else:
-                holes.take(addr, addr + size, leaves=order == 3)
+                if not holes.take(addr, addr + size, leaves=order == 3):
+                    raise InputError(
+                        name, "uses a range that was not free then; the trace does not belong to these segments",
+                        field=f"device_traces[{device}][{event}]",
+                    )  # fmt: skip
         largest[event] = holes.largest()
     return largest
 
@@ -99,20 +105,21 @@ class _Holes:
                 end = self._forget(end)[1]
         self._put(start, end)
 
-    def take(self, start: int, end: int, *, leaves: bool) -> None:
-        """Cut `[start, end)` out of the hole that holds it; what was never free is left alone. `leaves`: it goes back to the device."""
+    def take(self, start: int, end: int, *, leaves: bool) -> bool:
+        """Cut `[start, end)` out of the hole that holds it; False if none does. `leaves`: it goes back to the device."""
         if leaves:
             self._borders.discard(start)
         owner = (
             start if start in self._end else next((s for s, e in self._end.items() if s <= start < e), None)
         )
-        if owner is None:
-            return
+        if owner is None or self._end[owner] < end:
+            return False
         left, right = self._forget(owner)
         if left < start:
             self._put(left, start)
         if end < right:
             self._put(end, right)
+        return True
 
     def largest(self) -> int:
         while self._heap:
@@ -128,5 +135,5 @@ class _Holes:
 
     def _forget(self, start: int) -> tuple[int, int]:
         end = self._end.pop(start)
-        self._start.pop(end, None)  # a trace that contradicts itself may have put it twice
+        del self._start[end]
         return start, end

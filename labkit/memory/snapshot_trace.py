@@ -7,10 +7,10 @@ from the blocks that the snapshot shows. Trace sizes are what was requested; blo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.errors import LabError
+from labkit.errors import InputError, LabError
 from labkit.memory.caching.rounding import round_size
 from labkit.memory.caching.settings import AllocatorSettings
 from labkit.memory.snapshot import Frames, PoolId, Snapshot, SnapshotEvent
@@ -50,38 +50,55 @@ class Held:
 
 
 def lives(snapshot: Snapshot, device: int = 0) -> list[Life]:
-    """Every allocation the trace and the final blocks know of, those from before the trace first (by address)."""
+    """Every allocation the trace and the final blocks know of, those from before the trace first (by address).
+
+    Raises `InputError` when the trace contradicts the blocks, naming the event.
+    """
     trace = snapshot.trace(device)
     divisions = settings_of(snapshot).divisions
-    last, open_lives, closed = len(trace), {}, []
+    last, closed = len(trace), list[Life]()
+    open_lives: dict[int, Life] = {}
     for segment in snapshot.of_device(device):
         for block in segment.blocks:
             if block.state != "free":
-                freed = last if block.state == "allocated" else last - 1
+                freed = last if block.state == "allocated" else _UNSEEN
                 open_lives[block.address] = Life(
                     block.address, block.requested, block.size, segment.stream, segment.pool_id, block.frames, -1, freed, last
                 )  # fmt: skip
     for index in range(last - 1, -1, -1):
         event = trace[index]
         if event.action == "free_completed":
+            if event.addr in open_lives:
+                raise _contradiction(snapshot, device, index, "frees a block that lives on")
             open_lives[event.addr] = Life(
                 event.addr, event.size, round_size(max(event.size, 1), divisions), event.stream, event.pool_id, (),
-                -1, index, index,
+                -1, _UNSEEN, index,
             )  # fmt: skip
-        elif event.action == "free_requested" and event.addr in open_lives:
-            open_lives[event.addr].freed = index
+        elif event.action == "free_requested":
+            life = open_lives.get(event.addr)
+            if life is None or life.freed != _UNSEEN:
+                raise _contradiction(snapshot, device, index, "frees a block that is not freed in the end")
+            life.freed = index
         elif event.action == "alloc":
             life = open_lives.pop(event.addr, None)
-            if life is not None:
-                life.born, life.stream, life.pool_id = index, event.stream, event.pool_id
-                life.frames = event.frames or life.frames
-                closed.append(life)
+            if life is None or life.freed == _UNSEEN:
+                raise _contradiction(
+                    snapshot,
+                    device,
+                    index,
+                    "allocates a block that is neither freed later nor there in the end",
+                )
+            life.born, life.stream, life.pool_id = index, event.stream, event.pool_id
+            life.frames = event.frames or life.frames
+            closed.append(life)
+    for life in open_lives.values():
+        life.freed = 0 if life.freed == _UNSEEN else life.freed  # asked for before the trace began
     return sorted(open_lives.values(), key=lambda life: life.addr) + closed[::-1]
 
 
 def held_ranges(snapshot: Snapshot, device: int = 0) -> list[Held]:
-    """The address ranges held from the device, each with its first and last event, by address at the end of the trace
-    first. Walks backwards: what the snapshot shows is there at the end."""
+    """The address ranges held from the device, each with its first and last event. Walks backwards: what the snapshot shows is there
+    at the end. Raises `InputError` when the trace contradicts the segments, naming the event."""
     trace = snapshot.trace(device)
     #: start -> (end, event after which it is gone, pool, mapped)
     ranges: _Ranges = {
@@ -92,13 +109,17 @@ def held_ranges(snapshot: Snapshot, device: int = 0) -> list[Held]:
     for index in range(len(trace) - 1, -1, -1):
         event = trace[index]
         if MAPS.get(event.action) == -1:
-            ranges[event.addr] = (
-                event.addr + event.size, index, event.pool_id, event.action == "segment_unmap"
-            )  # fmt: skip
-
-            starts.insert(bisect_right(starts, event.addr), event.addr)
+            end, place = event.addr + event.size, bisect_right(starts, event.addr)
+            before = ranges[starts[place - 1]][0] if place else 0
+            if before > event.addr or (place < len(starts) and starts[place] < end) or not event.size:
+                raise _contradiction(snapshot, device, index, "returns a range that is held later")
+            ranges[event.addr] = (end, index, event.pool_id, event.action == "segment_unmap")
+            starts.insert(place, event.addr)
         elif MAPS.get(event.action) == 1:
-            held += _cut(ranges, starts, event, index)
+            pieces = _cut(ranges, starts, event, index)
+            if pieces is None:
+                raise _contradiction(snapshot, device, index, "takes a range that is not held afterwards")
+            held += pieces
     held += [
         Held(start, end - start, 0, until, pool, mapped)
         for start, (end, until, pool, mapped) in ranges.items()
@@ -106,19 +127,26 @@ def held_ranges(snapshot: Snapshot, device: int = 0) -> list[Held]:
     return held
 
 
-def _cut(ranges: _Ranges, starts: list[int], event: SnapshotEvent, index: int) -> Iterable[Held]:
-    """Take `event`'s range out of those held after it; a piece of a longer run leaves the rest in place."""
-    at, stop = event.addr, event.addr + event.size
-    out = []
+_UNSEEN = -2
+
+
+def _contradiction(snapshot: Snapshot, device: int, index: int, what: str) -> InputError:
+    return InputError(
+        snapshot.name,
+        f"{what}; the trace does not belong to these segments",
+        field=f"device_traces[{device}][{index}]",
+    )
+
+
+def _cut(ranges: _Ranges, starts: list[int], event: SnapshotEvent, index: int) -> list[Held] | None:
+    """Take `event`'s range out of those held after it; a piece of a longer run leaves the rest in place. None: not all of it is held."""
+    at, stop, out = event.addr, event.addr + event.size, list[Held]()
     while at < stop:
         place = bisect_right(starts, at) - 1
-        start = starts[place] if place >= 0 else -1
-        if place < 0 or ranges[start][0] <= at:  # the trace knows a range that the snapshot does not
-            after = starts[place + 1] if place + 1 < len(starts) else stop
-            at = min(stop, max(after, at + 1))
-            continue
+        if place < 0 or ranges[starts[place]][0] <= at:
+            return None
+        start = starts.pop(place)
         end, until, pool, mapped = ranges.pop(start)
-        starts.pop(place)
         cut_to = min(end, stop)
         for left, right in ((start, at), (cut_to, end)):
             if left < right:

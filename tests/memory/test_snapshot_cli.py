@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from snapshot_files import NAMES, handed_stats, raw
+from snapshot_files import NAMES, churned, handed_stats, raw
 
 from labkit.cli.main import main
+from labkit.memory.snapshot_export import export_snapshot, write_snapshot
 
 
 @pytest.fixture(params=NAMES)
@@ -58,3 +59,15 @@ def main_ok(arguments):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert not stopped.value.code
+
+
+def test_a_trace_that_contradicts_the_blocks_is_left_out_and_said(tmp_path, capsys):
+    data = export_snapshot(churned(1, ""))
+    place = next(i for i, event in enumerate(data["device_traces"][0]) if event["action"] == "free_requested")
+    del data["device_traces"][0][place + 1]
+    path = write_snapshot(tmp_path / "odd.pickle", data)
+    main_ok(["snapshot", str(path), "--html", str(tmp_path / "odd.html")])
+    shown = capsys.readouterr().out
+    assert "note: nothing was replayed: " in shown
+    assert "the trace does not belong to these segments" in shown
+    assert "who pins the holes" in shown
