@@ -253,9 +253,8 @@ def paged_prefill_kernel(
                 block = tl.load(table_row + tile // BLOCK_SIZE).to(tl.int64)  # table
                 offset = tile % BLOCK_SIZE + offs_n
             else:
-                block = tl.load(table_row + positions // BLOCK_SIZE, mask=inside, other=0).to(
-                    tl.int64
-                )  # table
+                entries = tl.load(table_row + positions // BLOCK_SIZE, mask=inside, other=0)  # table
+                block = entries.to(tl.int64)
                 offset = positions % BLOCK_SIZE
             k_rows = block * stride_k_block + offset * stride_k_slot + kv_head * stride_k_head
             v_rows = block * stride_v_block + offset * stride_v_slot + kv_head * stride_v_head

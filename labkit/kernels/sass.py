@@ -1,8 +1,9 @@
 """What machine code says: registers and spills from `ptxas -v`, load widths from the disassembly.
 
-Load instructions are attributed to source lines by the line table (`nvdisasm --print-line-info`), and source lines carry
-tags: `# kv` where keys, values or copied rows are read, `# table` where a block id is read. So "the KV path uses 16-byte
-loads" is a statement about exactly those instructions: `LDG…128`, or `LDGSTS…128` (global to shared memory, asynchronous).
+Load instructions are attributed to source lines by the line table (`nvdisasm --print-line-info`), and the lines on which
+loads begin carry tags: `# kv` where keys, values or copied rows are read, `# table` where a block id is read. So "the KV
+path uses 16-byte loads" is a statement about exactly those instructions: `LDG…128`, or `LDGSTS…128` (global to shared
+memory, asynchronous).
 """
 
 from __future__ import annotations

@@ -39,9 +39,8 @@ def test_keys_and_values_come_in_wide_loads_and_the_kernels_that_have_tables_loo
             continue
         assert row.kv_loads, f"{row.kernel}: no load is attributed to the KV path"
         assert all(name.endswith(".128") for name in row.kv_loads), row
-        looks_up = bool(row.table_loads)
-        expected = row.kernel.startswith(("paged_decode", "mla", "block_gather"))
-        assert looks_up == expected or row.kernel == "paged_prefill", row
+        expected = row.kernel.startswith(("paged_decode", "paged_prefill", "mla", "block_gather"))
+        assert bool(row.table_loads) == expected, row
 
 
 def test_bfloat16_products_are_bfloat16_matrix_instructions(rows):
