@@ -177,6 +177,8 @@ def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> 
             max_seq_len=options.max_model_len,
             max_batch_size=options.max_num_seqs,
             max_num_tokens=options.max_num_batched_tokens,
+            enable_chunked_prefill=True,
+            enable_block_reuse=options.prefix != "off",
         )
     extra: dict[str, Any] = {}
     if kv == "paged":

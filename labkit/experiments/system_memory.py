@@ -46,7 +46,21 @@ def _sglang(scheduler: Any, bytes_per_token: int) -> KVStats:
     return _stats(size * bytes_per_token, pages, free, cached, held, len(state.requests))
 
 
-_LOOKS = {"vllm": _vllm, "sglang": _sglang}
+def _tensorrt_llm(scheduler: Any, bytes_per_token: int) -> KVStats:
+    pool, size = scheduler.pool, scheduler.block_size
+    tokens = scheduler.decoding.num_kv_tokens + sum(r.computed for r in scheduler.contexts)
+    cached = pool.num_evictable if scheduler.reuse else 0
+    return _stats(
+        size * bytes_per_token,
+        pool.num_blocks,
+        pool.num_free,
+        cached,
+        tokens * bytes_per_token,
+        len(scheduler.active),
+    )
+
+
+_LOOKS = {"vllm": _vllm, "sglang": _sglang, "tensorrt_llm": _tensorrt_llm}
 
 
 def _stats(

@@ -60,8 +60,19 @@ class ProgressGuard:
 
 
 def waiting_ids(scheduler: Scheduler) -> list[str]:
-    """Ids of waiting requests in queue order, where the scheduler shows its queue as `waiting`."""
-    return [_id(row) for row in getattr(scheduler, "waiting", ())]
+    """Ids of waiting requests: in the order of its queue `waiting`, or, where it has none, those of its `requests` that
+    it says are waiting."""
+    if hasattr(scheduler, "waiting"):
+        return [_id(row) for row in scheduler.waiting]
+    return [request_id for request_id in getattr(scheduler, "requests", ()) if _waits(scheduler, request_id)]
+
+
+def _waits(scheduler: Scheduler, request_id: str) -> bool:
+    try:
+        scheduler.why_waiting(request_id)
+    except LabError:
+        return False
+    return True
 
 
 def _id(row: Any) -> str:

@@ -52,6 +52,17 @@ def test_three_caches_on_one_load(trace, capsys):
     assert rows["paged"]["ttft_s"]["p50"] < rows["reserve-max"]["ttft_s"]["p50"]
 
 
+def test_every_scheduler_gives_a_full_row(trace, capsys):
+    assert call(trace, "--scheduler", "lab,vllm,sglang,tensorrt_llm", "--limit", "60", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["scheduler"] for row in rows] == ["lab", "vllm", "sglang", "tensorrt_llm"]
+    for row in rows:
+        assert row["num_finished"] == 60
+        assert row["peak_bytes"] > 0
+        assert 0 <= row["waste"] < 0.2
+        assert row["ttft_s"]["p99"] > 0
+
+
 def test_table_for_people(trace, capsys):
     assert call(trace, "--kv", "paged", "--limit", "50") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -14,6 +14,7 @@ from labkit.workload.base import RequestSpec
 SCHEDULERS = {
     "lab": lambda: make_scheduler("lab", make_kv_cache("paged", capacity_tokens=320, bytes_per_token=1)),
     "vllm": lambda: make_scheduler("vllm", num_gpu_blocks=21),
+    "tensorrt_llm": lambda: make_scheduler("tensorrt_llm", num_blocks=20, tokens_per_block=16),
     "sglang": lambda: make_scheduler("sglang", max_total_tokens=320),
 }
 

@@ -114,6 +114,15 @@ SCHEDULERS = {
         schedule_conservativeness=0.01,
         max_running_requests=8,
     ),
+    "tensorrt_llm": system(
+        "tensorrt_llm",
+        num_blocks=NUM_BLOCKS,
+        tokens_per_block=BLOCK,
+        max_num_tokens=64,
+        max_batch_size=8,
+        enable_chunked_prefill=True,
+        capacity_scheduler_policy="MAX_UTILIZATION",
+    ),
     "lab, paged": lab("paged", block_size=BLOCK),
     "lab, paged, hash": lab("paged", block_size=BLOCK, prefix="hash"),
     "lab, paged, radix": lab("paged", block_size=BLOCK, prefix="radix"),
@@ -147,7 +156,7 @@ def test_same_decisions_in_every_step(name):
     for index, (left, right) in enumerate(zip(modelled.steps, real.steps)):
         assert left == right, f"step {index}"
     assert modelled.num_preempted > 0, "the pool is small enough to preempt"
-    if "hash" in name or "radix" in name or name in ("vllm", "sglang"):
+    if "hash" in name or "radix" in name or name in ("vllm", "sglang", "tensorrt_llm"):
         assert modelled.num_hit_tokens > 0
     num_sampled = sum(chunk[3] for step in modelled.steps for chunk in step[2])
     assert num_sampled == sum(map(len, outputs.values()))
