@@ -23,8 +23,10 @@ device = "auto"
 seed = 0
 
 # %%
+from labkit.errors import LabError
 from labkit.experiments.churn import AllocatorMemory, BlockMemory, Churn, holdings_of
 from labkit.experiments.harms import peak_demand, with_long_sessions
+from labkit.experiments.machine_code import lookup_in_machine_code
 from labkit.experiments.paged_kv import (
     block_size_costs,
     counts_blocks,
@@ -226,6 +228,18 @@ draw_tradeoff(
     title="numbers at the points: block size in tokens",
     logx=True,
 )
+
+# %% [markdown]
+# What the compiler makes of a lookup: the decode kernels of this lab, compiled ahead of time for an H100 (no GPU is needed
+# for that). The paged kernels load table entries (4 bytes) before the addresses of the keys and values are known; the keys
+# and values themselves move 16 bytes a thread either way.
+
+# %%
+try:
+    machine_code = lookup_in_machine_code()
+except LabError as error:  # no Triton on this machine
+    machine_code = str(error)
+machine_code
 
 # %%
 claim(
