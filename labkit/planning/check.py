@@ -13,8 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.planning.estimates import estimate_steps
 from labkit.planning.printed import PrintedLine
-from labkit.planning.steps import Step, estimate_steps, test_steps
+from labkit.planning.steps import Step
+from labkit.planning.steps_capacity import capacity_steps
+from labkit.planning.steps_lengths import length_steps
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class CheckedLine:
 
 def check_line(line: PrintedLine) -> CheckedLine:
     """Test what can be tested, estimate the rest."""
-    return CheckedLine(line, list(test_steps(line)), list(estimate_steps(line)))
+    return CheckedLine(line, [*capacity_steps(line), *length_steps(line)], list(estimate_steps(line)))
 
 
 def check_lines(lines: Iterable[PrintedLine]) -> list[CheckedLine]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
 from labkit.models.catalogue import find_in_text
 from labkit.models.dtypes import dtype_in_text
-from labkit.models.gpus import GPUSpec, load_gpus
-from labkit.models.quantization import Quantization, get_quantization
+from labkit.models.gpus import GPUSpec
+from labkit.models.quantization import Quantization
 from labkit.models.spec import ModelSpec
+from labkit.planning.free_text import first_number, read_engine, read_gpu, read_quantization, read_utilisation
 
 NUMBERS = (
     "kv_gib",
@@ -170,7 +171,7 @@ def read_line(entry: Any, where: object = "line", row: int = 1) -> PrintedLine:
     for name in ("budget_gib", "total_gib", "non_torch_gib", "free_before", "free_after"):
         if values.get(name) is not None:
             ledger.setdefault(_LEDGER_NAMES[name], _number(values[name], where, row, name))
-    weights = numbers.get("weights_gib", _first_number(values.get("weights")))
+    weights = numbers.get("weights_gib", first_number(values.get("weights")))
     if weights is None and (loaded := re.search(r"([\d.]+)\s*Gi?B loaded", text)):
         weights = float(loaded[1])
     if weights is not None:
@@ -179,8 +180,8 @@ def read_line(entry: Any, where: object = "line", row: int = 1) -> PrintedLine:
     if "tokens" not in numbers and (said := re.search(r"(\d[\d,]*)\s*tokens", text)):
         numbers["tokens"] = float(said[1].replace(",", ""))
     gpu_text = str(values.get("gpu", ""))
-    gpu, total = _gpu(gpu_text)
-    engine = _engine(values, text)
+    gpu, total = read_gpu(gpu_text)
+    engine = read_engine(values, text)
     return PrintedLine(
         id=str(values.get("id", f"row {row}")),
         row=row,
@@ -189,11 +190,11 @@ def read_line(entry: Any, where: object = "line", row: int = 1) -> PrintedLine:
         model=find_in_text(text),
         gpu=gpu,
         total_gib=ledger.get("total", total),
-        utilisation=_utilisation(values.get("util"), engine),
+        utilisation=read_utilisation(values.get("util"), engine),
         engine=engine,
         kv_dtype=dtype_in_text(str(values.get("kv_dtype", ""))),
         num_kv_layers=_num_kv_layers(numbers, text),
-        quantization=_quantization(text),
+        quantization=read_quantization(text),
         max_model_len=_max_model_len(values, text, where, row),
         numbers=numbers,
         blocks=_blocks(values.get("gpu_blocks"), where, row),
@@ -249,64 +250,3 @@ def _num_kv_layers(numbers: Mapping[str, float], text: str) -> int | None:
         return int(numbers["num_kv_layers"])
     found = re.search(r"(\d+)\s+KV layers", text)
     return int(found[1]) if found else None
-
-
-def _first_number(value: Any) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    found = re.search(r"\d+(?:\.\d+)?", value) if isinstance(value, str) else None
-    return float(found[0]) if found else None
-
-
-def _utilisation(value: Any, engine: str) -> float | None:
-    number = _first_number(value)
-    if number is not None:
-        return number
-    return 0.9 if isinstance(value, str) and "default" in value and engine != "sglang" else None
-
-
-def _engine(values: Mapping[str, Any], text: str) -> str:
-    said = f"{values.get('engine', '')} {text} {values.get('util', '')}".lower()
-    for mark, engine in (
-        ("sglang", "sglang"),
-        ("mem-fraction", "sglang"),
-        ("tensorrt", "tensorrt_llm"),
-        ("trt-llm", "tensorrt_llm"),
-        ("llama.cpp", "llama_cpp"),
-        ("ollama", "llama_cpp"),
-    ):
-        if mark in said:
-            return engine
-    return "vllm-v0" if "gpu_blocks" in values else "vllm-v1"
-
-
-def _quantization(text: str) -> Quantization | None:
-    said = text.lower()
-    for mark, scheme in (
-        ("w8a8", "int8"),
-        ("awq", "awq"),
-        ("gptq", "gptq"),
-        ("fp8", "fp8-block"),
-        ("int8", "int8"),
-    ):
-        if mark in said:
-            return get_quantization(scheme)
-    return None
-
-
-def _gpu(text: str) -> tuple[GPUSpec | None, float | None]:
-    """The card, and its usable memory where the line itself says it ("total 23.58 GiB")."""
-    said = re.search(r"([\d.]+)\s*GiB", text)
-    total = float(said[1]) if said else None
-    upper = re.sub(r"(RTX|TESLA)[ -]+", r"\1", text.upper()).replace("RTXA6000", "A6000")
-    for spec in load_gpus().values():
-        base, size = spec.name.upper().rsplit("-", 1)
-        if re.search(rf"(?<![0-9A-Z]){base}(?![0-9A-Z])", upper):
-            if base == "A100" and ("40G" in upper) != (size == "40GB"):
-                continue
-            return (replace(spec, total_bytes=round(total * 2**30)) if total else spec), total
-    classes = {24: "RTX3090-24GB", 40: "A100-40GB", 46: "L40S-48GB", 48: "L40S-48GB", 80: "H100-80GB"}
-    size_class = re.search(r"(\d+)\s*GB class", text)
-    if size_class and int(size_class[1]) in classes:
-        return load_gpus()[classes[int(size_class[1])]], total
-    return None, total

@@ -8,7 +8,7 @@ from labkit.planning.engines import batch_limits, memory_fraction
 from labkit.planning.ledger import make_ledger, naive_concurrency
 from labkit.planning.on_trace import TracePlan
 from labkit.planning.planner import Plan
-from labkit.planning.steps import SWAP_BYTES
+from labkit.planning.steps_lengths import SWAP_BYTES
 from labkit.planning.whatif import what_if
 from labkit.units import GIB
 

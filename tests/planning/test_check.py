@@ -45,7 +45,7 @@ TESTED = {
     "K24": ["needs_gib", "estimated_max_len"],
     "K25": ["K_mib", "V_mib", "swa_mib"],
     "K28": ["concurrency"],
-    "K30": ["cpu_blocks", "kv_tokens from gpu_blocks", "result"],
+    "K30": ["kv_tokens from gpu_blocks", "result", "cpu_blocks"],
 }
 #: estimates that do not contain the printed number, with the size of the miss in percent
 OUTSIDE = {
