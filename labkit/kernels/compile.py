@@ -26,6 +26,7 @@ from labkit.kernels.backend import TRITON_IMPORTABLE
 from labkit.kernels.specs import ARCHS, CompileCase, default_cases
 
 DEFAULT_CACHE = Path("build/kernels")
+PER_PROCESS = 60  # rows compiled by one process, and written when it ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def compile_table(
     jobs = [(case, arch) for case in (default_cases() if cases is None else cases) for arch in archs]
     found = {index: row for index, job in enumerate(jobs) if (row := _read(cache_dir, *job)) is not None}
     missing = [index for index in range(len(jobs)) if index not in found]
-    shares = [missing[worker::num_workers] for worker in range(num_workers)]
+    shares = [missing[start : start + PER_PROCESS] for start in range(0, len(missing), PER_PROCESS)]
     with ThreadPoolExecutor(num_workers) as pool:
         for share, rows in zip(shares, pool.map(lambda share: _compile([jobs[i] for i in share]), shares)):
             for index, row in zip(share, rows, strict=True):
@@ -107,8 +108,6 @@ def failures(rows: Sequence[CompileRow]) -> list[str]:
 
 def _compile(jobs: Sequence[tuple[CompileCase, int]]) -> list[CompileRow]:
     """One worker process for all of `jobs`."""
-    if not jobs:
-        return []
     request = json.dumps([{"case": asdict(case), "arch": arch} for case, arch in jobs])
     with tempfile.TemporaryDirectory() as scratch:
         env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

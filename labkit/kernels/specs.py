@@ -60,7 +60,6 @@ def default_cases() -> list[CompileCase]:
         paged_case(fp16, fp16, 64, 4, 128),
         paged_case(fp32, fp32, 128, 4, 16),
         paged_case(bf16, bf16, 128, 4, 1),
-        paged_case(bf16, bf16, 128, 4, 16, windowed=True),
         paged_case(fp16, torch.int8, 128, 4, 16),
         split_case(bf16, bf16, 128, 4, 16),
         reduce_case(bf16, 128),

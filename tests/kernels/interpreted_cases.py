@@ -112,6 +112,15 @@ def test_non_contiguous_strides(store):
     assert check.check_paged_prefill(case) < 1e-5
 
 
+@pytest.mark.parametrize("window", [1, 7, 16, 33])
+def test_windows_cut_every_row_at_its_own_position(window):
+    case = AttentionCase(
+        lengths=(40, 33, 17), query_lens=(20, 33, 5), window=window, group=1, num_kv_heads=1, num_splits=2
+    )
+    assert check.check_paged_prefill(case) < 1e-5
+    assert check.check_paged_decode(case) < 1e-5
+
+
 def test_window_smaller_than_a_block_reads_no_recycled_block():
     """Blocks before the window are gone: their table entries are garbage, as the KV manager leaves them."""
     case = AttentionCase(lengths=(50,), window=5, block_size=16)

@@ -10,6 +10,9 @@ import sys
 import pytest
 import torch
 
+from labkit.errors import LabError
+from labkit.kernels import backend
+
 PROGRAM = """
 import sys, json
 BLOCK
@@ -44,29 +47,16 @@ def test_reference_imports_no_triton():
     assert (seen["mode"], seen["ran"], seen["triton_imported"]) == ("reference", True, False)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
-def test_auto_without_cuda_is_the_reference_and_says_so():
-    seen = start()
-    assert (seen["mode"], seen["requested"], seen["ran"]) == ("reference", "auto", True)
-    assert "no CUDA device" in seen["reason"] or "triton cannot be imported" in seen["reason"]
-
-
 def test_triton_unimportable_leaves_the_reference_and_says_so():
     seen = start(block=True)
     assert (seen["mode"], seen["ran"], seen["triton"]) == ("reference", True, None)
     assert "triton cannot be imported" in seen["reason"]
 
 
-@pytest.mark.parametrize("choice", ["triton", "interpret"])
-def test_what_needs_triton_is_refused_without_it(choice):
-    assert "needs triton, which cannot be imported here" in start(choice, block=True)["refused"]
-
-
 def test_interpreter():
     pytest.importorskip("triton")
-    assert start("interpret")["mode"] == "interpret"
     seen = start(TRITON_INTERPRET="1")
-    assert (seen["mode"], seen["ran"]) == ("interpret", True)
+    assert (seen["mode"], seen["requested"], seen["ran"]) == ("interpret", "auto", True)
 
 
 def test_compiled_kernels_do_not_fall_back_on_cpu_tensors():
@@ -76,10 +66,44 @@ def test_compiled_kernels_do_not_fall_back_on_cpu_tensors():
     assert seen["ran"].startswith("kernels: LABKIT_KERNELS=triton runs compiled kernels on CUDA tensors only")
 
 
-def test_an_unknown_choice_lists_the_valid_ones():
-    assert start("cuda")["refused"].endswith("choose one of: auto, triton, interpret, reference")
+@pytest.fixture
+def choose(monkeypatch):
+    """The rule itself, for an environment that is not this process's."""
+
+    def run(choice, *, importable=True, interpret="0", cuda=False):
+        monkeypatch.setenv("LABKIT_KERNELS", choice)
+        monkeypatch.setenv("TRITON_INTERPRET", interpret)
+        monkeypatch.setattr(backend, "TRITON_IMPORTABLE", importable)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        return backend._choose()[1:]
+
+    return run
 
 
-def test_contradiction_is_refused():
-    pytest.importorskip("triton")
-    assert "contradicts TRITON_INTERPRET=1" in start("triton", TRITON_INTERPRET="1")["refused"]
+@pytest.mark.parametrize(
+    ("given", "mode", "reason"),
+    [
+        ({}, "reference", "no CUDA device"),
+        ({"cuda": True}, "triton", "a CUDA device and triton are there"),
+        ({"cuda": True, "importable": False}, "reference", "triton cannot be imported"),
+        ({"cuda": True, "interpret": "1"}, "interpret", "TRITON_INTERPRET=1 is set"),
+    ],
+)
+def test_auto_says_what_it_chose_and_why(choose, given, mode, reason):
+    chosen = choose("auto", **given)
+    assert chosen[0] == mode
+    assert reason in chosen[1]
+
+
+@pytest.mark.parametrize(
+    ("choice", "given", "message"),
+    [
+        ("triton", {"importable": False}, "needs triton, which cannot be imported here"),
+        ("interpret", {"importable": False}, "needs triton, which cannot be imported here"),
+        ("triton", {"interpret": "1"}, "contradicts TRITON_INTERPRET=1"),
+        ("cuda", {}, "choose one of: auto, triton, interpret, reference"),
+    ],
+)
+def test_what_cannot_be_is_refused(choose, choice, given, message):
+    with pytest.raises(LabError, match=message):
+        choose(choice, **given)
