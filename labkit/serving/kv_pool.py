@@ -2,6 +2,7 @@
 
     k_cache[layer], v_cache[layer]   [num_blocks, block_size, num_kv_heads, head_dim], dtype of the cache
     k_scale[layer], v_scale[layer]   [num_blocks, block_size, num_kv_heads] float32, quantised caches only
+    latent attention                 k_cache[layer] [num_blocks, block_size, 1, latent_dim + rope_dim], no v_cache
 
 In the pool all keys of layer 0 come first, then its values, then layer 1, ...; the scales follow at the end.
 """
@@ -51,10 +52,12 @@ class KVPool:
             # addresses of their own, as a driver would reserve them; pages exist once written, as if mapped from the
             # pool, whose own addresses stay untouched
             buffer = Arena(self.num_slots * spec.bytes_per_token, device=memory.device).buffer
-        num_bytes = layers * 2 * rows * spec.head_dim * dtype.itemsize
-        shape = (layers, 2, -1, self.block_size, spec.num_kv_heads, spec.head_dim)
+        sides = 1 if spec.latent_dim else 2
+        num_bytes = layers * sides * rows * spec.head_dim * dtype.itemsize
+        shape = (layers, sides, -1, self.block_size, spec.num_kv_heads, spec.head_dim)
         caches = buffer[:num_bytes].view(dtype).view(shape)
-        self.k_cache, self.v_cache = list(caches[:, 0]), list(caches[:, 1])
+        self.k_cache = list(caches[:, 0])
+        self.v_cache = [] if spec.latent_dim else list(caches[:, 1])
         self.k_scale: list[torch.Tensor | None] = [None] * layers
         self.v_scale: list[torch.Tensor | None] = [None] * layers
         if spec.dtype in QUANTIZED:

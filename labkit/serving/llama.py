@@ -44,6 +44,10 @@ class LayerWeights:
     output_bias: torch.Tensor | None = None
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
+    # latent attention: `qkv` stacks the queries and the latent row then
+    latent_norm: torch.Tensor | None = None
+    key_up: torch.Tensor | None = None
+    value_up: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -82,15 +86,20 @@ class Llama:
         torch.index_select(weights.embedding, 0, token_ids, out=x)
         q_size, kv_size = config.q_size, config.kv_size
         for index, layer in enumerate(weights.layers):
-            with scratch.borrowed("workspace", (n, q_size + 2 * kv_size), dtype, "qkv") as qkv:
+            with scratch.borrowed("workspace", (n, len(layer.qkv)), dtype, "qkv") as qkv:
                 _linear(F.rms_norm(x, size, layer.input_norm, eps), layer.qkv, layer.qkv_bias, qkv)
-                q, k, v = qkv.split((q_size, kv_size, kv_size), 1)
-                q, k, v = (t.unflatten(1, (-1, config.head_dim)) for t in (q, k, v))
-                if layer.q_norm is not None and layer.k_norm is not None:
-                    q = F.rms_norm(q, (config.head_dim,), layer.q_norm, eps)
-                    k = F.rms_norm(k, (config.head_dim,), layer.k_norm, eps)
-                out = attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
-            _linear(out.flatten(1), layer.output, layer.output_bias, y)
+                if config.mla is not None:
+                    q, row = latent_rows(qkv, layer, config, cos, sin)
+                    out = attend(index, q, row, row)
+                    _linear(out.flatten(1), layer.output, None, y)
+                else:
+                    q, k, v = qkv.split((q_size, kv_size, kv_size), 1)
+                    q, k, v = (t.unflatten(1, (-1, config.head_dim)) for t in (q, k, v))
+                    if layer.q_norm is not None and layer.k_norm is not None:
+                        q = F.rms_norm(q, (config.head_dim,), layer.q_norm, eps)
+                        k = F.rms_norm(k, (config.head_dim,), layer.k_norm, eps)
+                    out = attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
+                    _linear(out.flatten(1), layer.output, layer.output_bias, y)
             x += y
             with scratch.borrowed("workspace", (n, 2 * config.intermediate_size), dtype, "gate_up") as both:
                 _linear(F.rms_norm(x, size, layer.post_norm, eps), layer.gate_up, None, both)
@@ -114,9 +123,25 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
+def latent_rows(
+    qkv: torch.Tensor, layer: LayerWeights, config: LlamaConfig, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries `[n, num_heads, nope_dim + rope_dim]` and what is cached, `[n, 1, latent_dim + rope_dim]`."""
+    shape = config.mla
+    assert shape is not None
+    assert layer.latent_norm is not None
+    row_dim = shape.latent_dim + shape.rope_dim
+    q, row = qkv.split((qkv.shape[1] - row_dim, row_dim), 1)
+    nope, rope = q.unflatten(1, (config.num_heads, -1)).split((shape.nope_dim, shape.rope_dim), -1)
+    latent, key = row.split((shape.latent_dim, shape.rope_dim), 1)
+    latent = F.rms_norm(latent, (shape.latent_dim,), layer.latent_norm, config.rms_norm_eps)
+    q = torch.cat((nope, rotate(rope, cos, sin)), -1)
+    return q, torch.cat((latent[:, None], rotate(key[:, None], cos, sin)), -1)
+
+
 def inverse_frequencies(config: LlamaConfig) -> torch.Tensor:
     """[head_dim / 2] float64, Llama 3.1's stretching applied where the config asks for it."""
-    steps = torch.arange(0, config.head_dim, 2).double() / config.head_dim
+    steps = torch.arange(0, config.rotary_dim, 2).double() / config.rotary_dim
     frequencies = config.rope_theta**-steps
     rule = config.rope_scaling
     if rule is None:
@@ -140,12 +165,16 @@ def random_weights(
         scale = shape[-1] ** -0.5 if std is None else std
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)).to(dtype)
 
-    hidden, qkv = config.hidden_size, config.q_size + 2 * config.kv_size
+    hidden, heads, mla = config.hidden_size, config.num_heads, config.mla
+    qkv, out = config.q_size + 2 * config.kv_size, config.q_size
+    if mla is not None:
+        row = mla.latent_dim + mla.rope_dim
+        qkv, out = heads * (mla.nope_dim + mla.rope_dim) + row, heads * mla.value_dim
     layers = [
         LayerWeights(
             input_norm=1 + draw(hidden, std=0.1),
             qkv=draw(qkv, hidden),
-            output=draw(hidden, config.q_size),
+            output=draw(hidden, out),
             post_norm=1 + draw(hidden, std=0.1),
             gate_up=draw(2 * config.intermediate_size, hidden),
             down=draw(hidden, config.intermediate_size),
@@ -153,6 +182,9 @@ def random_weights(
             output_bias=draw(hidden, std=0.1) if config.output_bias else None,
             q_norm=1 + draw(config.head_dim, std=0.1) if config.qk_norm else None,
             k_norm=1 + draw(config.head_dim, std=0.1) if config.qk_norm else None,
+            latent_norm=1 + draw(mla.latent_dim, std=0.1) if mla else None,
+            key_up=draw(heads, mla.nope_dim, mla.latent_dim) if mla else None,
+            value_up=draw(heads, mla.value_dim, mla.latent_dim) if mla else None,
         )
         for _ in range(config.num_layers)
     ]
@@ -190,12 +222,12 @@ def plain_attend(config: LlamaConfig) -> Attend:
 
 
 @torch.inference_mode()
-def plain_logits(model: Llama, token_ids: Sequence[int]) -> torch.Tensor:
+def plain_logits(model: Llama, token_ids: Sequence[int], attend: Attend | None = None) -> torch.Tensor:
     """Logits of every position of one request, computed in one pass without a cache: [len(token_ids), vocab_size]."""
     ids = torch.tensor(token_ids, dtype=torch.int64)
     scratch = HeapScratch()
     x, reduced = torch.empty((2, len(ids), model.config.hidden_size), dtype=model.dtype)
-    model.forward(ids, torch.arange(len(ids)), plain_attend(model.config), scratch, x, reduced)
+    model.forward(ids, torch.arange(len(ids)), attend or plain_attend(model.config), scratch, x, reduced)
     return model.logits(x, scratch)
 
 

@@ -32,6 +32,20 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class MLAShape:
+    """Latent attention: a head's query has `nope_dim` plain and `rope_dim` rotary elements, its value `value_dim`."""
+
+    latent_dim: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+    @property
+    def scale(self) -> float:
+        return float((self.nope_dim + self.rope_dim) ** -0.5)
+
+
+@dataclass(frozen=True)
 class LlamaConfig:
     """Sizes in elements. `num_heads` must be a multiple of `num_kv_heads`: 1 KV head is MQA, as many as heads is MHA."""
 
@@ -52,6 +66,8 @@ class LlamaConfig:
     tie_embeddings: bool = False
     #: sliding attention window in tokens, all layers
     window: int | None = None
+    #: latent attention instead of grouped queries (`num_kv_heads` and `head_dim` then say nothing)
+    mla: MLAShape | None = None
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
@@ -67,6 +83,14 @@ class LlamaConfig:
             raise InputError(
                 "model config", f"is {self.head_dim}; rotary embedding needs an even one", field="head_dim"
             )
+        if self.mla is not None and self.window is not None:
+            raise InputError(
+                "model config", "is set; latent attention has no sliding window here", field="window"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.head_dim if self.mla is None else self.mla.rope_dim
 
     @property
     def q_size(self) -> int:

@@ -25,6 +25,7 @@ from labkit.errors import LabError
 from labkit.kernels import (
     contiguous_decode_attention,
     kv_write,
+    mla_decode_attention,
     paged_decode_attention,
     paged_prefill_attention,
 )
@@ -59,8 +60,8 @@ class StepBatch:
         if chunks[0].base_slot is not None:
             bases = np.array([chunk.base_slot for chunk in chunks], np.int64)
             slots = bases[owners] + positions
-            first = 0 if window is not None else self.num_decodes
-            if window is None:
+            first = 0 if window is not None or pool.spec.latent_dim else self.num_decodes
+            if first:
                 self.base_slots = self._put(bases[:first])
             # one slot a block; entries behind a request's length are never read
             longest = int(lens[first:].max()) if first < len(chunks) else 0
@@ -71,6 +72,7 @@ class StepBatch:
                 tables[owners, positions // pool.block_size] * pool.block_size + positions % pool.block_size
             )
         self.block_tables = self._put(tables.astype(np.int32))
+        self._owners = owners
         ids: list[int] = []
         for chunk in chunks:
             ids += _ids(chunk, known_ids(chunk.request_id))
@@ -148,6 +150,26 @@ class StepBatch:
                 )
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def attend_latent(
+        self, layer: int, q: torch.Tensor, row: torch.Tensor, scale: float, latent_dim: int, *, validate: bool
+    ) -> torch.Tensor:
+        """Write the latent rows `[num_tokens, 1, row_dim]`, then attend: [num_tokens, num_heads, latent_dim].
+
+        There is one latent kernel, for decode: a chunk of n tokens is n rows of it, each as long as its own position.
+        """
+        cache = self.pool.k_cache[layer]
+        cache.flatten(0, 1)[self.slot_mapping] = row
+        tables = self.block_tables[torch.from_numpy(self._owners).to(q.device)]
+        return mla_decode_attention(
+            q,
+            cache[:, :, 0],
+            tables,
+            self.positions + 1,
+            scale=scale,
+            latent_dim=latent_dim,
+            validate=validate,
+        )
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         """A copy in the arena for the time of the step."""

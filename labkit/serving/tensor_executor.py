@@ -28,6 +28,7 @@ from labkit.serving.base import Executor, StepPlan, StepResult
 from labkit.serving.kv_pool import KVPool
 from labkit.serving.llama import Llama, Weights, random_weights
 from labkit.serving.llama_config import LlamaConfig
+from labkit.serving.mla import absorb, expand
 from labkit.serving.step_batch import StepBatch
 from labkit.serving.tensor_memory import TensorMemory
 from labkit.serving.weights_in_memory import place_weights
@@ -84,6 +85,8 @@ class TensorExecutor(Executor):
             raise LabError(
                 f"KV dtype {kv_dtype} does not go with a {names[dtype]} model; choose {names[dtype]}, int8, fp8"
             )
+        if config.mla is not None:
+            return KVSpec.mla(config.num_layers, config.mla.latent_dim, config.mla.rope_dim, kv_dtype)
         return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
 
     # --- what requests say ---------------------------------------------------------------------------------------------
@@ -150,6 +153,12 @@ class TensorExecutor(Executor):
             )
 
             def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                mla, weights = self.config.mla, self.model.weights.layers[layer]
+                if mla is not None:
+                    out = batch.attend_latent(
+                        layer, absorb(weights, mla, q), k, mla.scale, mla.latent_dim, validate=self.validate
+                    )
+                    return expand(weights, out)
                 return batch.attend(layer, q, k, v, self.config.head_dim**-0.5, validate=self.validate)
 
             self.model.forward(batch.token_ids, batch.positions, attend, self.memory, hidden, self._reduced)

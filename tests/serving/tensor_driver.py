@@ -15,7 +15,9 @@ from labkit.serving.llama_config import LlamaConfig
 from labkit.serving.tensor_executor import TensorExecutor
 
 
-def random_requests(config: LlamaConfig, num_requests: int, seed: int, *, max_prefix: int = 150, max_tail: int = 40):
+def random_requests(
+    config: LlamaConfig, num_requests: int, seed: int, *, max_prefix: int = 150, max_tail: int = 40
+):
     """`[(id, prompt, num_outputs)]`: prompts begin with one of a few shared prefixes, some end inside one."""
     rng = np.random.default_rng(seed)
     prefixes = [rng.integers(0, config.vocab_size, max_prefix).tolist() for _ in range(4)]
@@ -102,7 +104,11 @@ class Driver:
         assert hit < len(known)
         first = min(len(known), hit + self.chunk())
         answer = self.kv.admit(
-            request_id, first, max_tokens=self.final[request_id], final_tokens=self.final[request_id], token_ids=known
+            request_id,
+            first,
+            max_tokens=self.final[request_id],
+            final_tokens=self.final[request_id],
+            token_ids=known,
         )
         assert answer.can_ever_fit, answer.reason
         if not answer.admitted:
@@ -163,13 +169,15 @@ class Driver:
         return self.rng.choice((3, 17, 64, 1000))
 
 
-def assert_same_tokens(executor: TensorExecutor, model: Llama, memo: dict[tuple[int, ...], float]) -> None:
+def assert_same_tokens(
+    executor: TensorExecutor, model: Llama, memo: dict[tuple[int, ...], float], attend=None
+) -> None:
     """Every output is the best token of a forward pass without a cache over all before it, by a margin of 1e-4."""
     for request_id, known in executor.known_ids.items():
         first = executor.num_prompt_tokens[request_id]
         key = tuple(known)
         if key not in memo:
-            logits = plain_logits(model, known[:-1])[first - 1 :]
+            logits = plain_logits(model, known[:-1], attend)[first - 1 :]
             best = logits.topk(2)
             assert best.indices[:, 0].tolist() == known[first:], f"request {request_id} has other tokens"
             memo[key] = float((best.values[:, 0] - best.values[:, 1]).min())

@@ -12,7 +12,8 @@ from tensor_driver import Driver, assert_same_tokens, random_requests
 
 from labkit.kv import make_kv_cache
 from labkit.serving.llama import Llama, random_weights
-from labkit.serving.llama_config import LlamaConfig
+from labkit.serving.llama_config import LlamaConfig, MLAShape
+from labkit.serving.mla import plain_mla_attend
 from labkit.serving.tensor_executor import TensorExecutor
 from labkit.serving.tensor_memory import TensorMemory
 from labkit.units import MIB
@@ -28,6 +29,9 @@ SHAPE = {
     "max_model_len": 512,
 }
 FULL, WINDOWED = LlamaConfig(**SHAPE), LlamaConfig(**SHAPE, window=40)
+LATENT = LlamaConfig(**SHAPE, mla=MLAShape(latent_dim=20, rope_dim=8, nope_dim=12, value_dim=10))
+MHA = LlamaConfig(**{**SHAPE, "num_kv_heads": 4})
+MQA = LlamaConfig(**{**SHAPE, "num_kv_heads": 1})
 CONTIGUOUS = {
     "reserve-max": {"max_model_len": 256},
     "reserve-pow2": {},
@@ -48,7 +52,7 @@ BLOCK_SIZES = (8, 16, 32, 128)
 
 @pytest.fixture(scope="module")
 def memo():
-    return {FULL: {}, WINDOWED: {}}
+    return {config: {} for config in (FULL, WINDOWED, LATENT, MHA, MQA)}
 
 
 def serve(
@@ -64,7 +68,8 @@ def serve(
     run.run()
     kv.check_integrity()
     assert run.counts["finished"] == num_requests + run.counts["forks"]
-    assert_same_tokens(executor, Llama(config, weights), memo[config])
+    model = Llama(config, weights)
+    assert_same_tokens(executor, model, memo[config], plain_mla_attend(model) if config.mla else None)
     executor.memory.allocator.check_integrity()
     return run
 
@@ -96,6 +101,19 @@ def test_same_tokens_paged(block_size, prefix, memo):
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_same_tokens_paged_sliding_window(block_size, prefix, memo):
     serve(WINDOWED, "paged", {"block_size": block_size, **PREFIXES[prefix]}, memo)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("paged", {"block_size": 8, "prefix": "hash"}),
+        ("paged", {"block_size": 16, "prefix": "radix", "prefix_options": {"partial_hits": True}}),
+        ("grow-compact", {"grow_tokens": 16}),
+    ],
+)
+@pytest.mark.parametrize("config", [LATENT, MHA, MQA], ids=["mla", "mha", "mqa"])
+def test_same_tokens_other_attention(config, name, options, memo):
+    serve(config, name, options, memo, num_requests=30)
 
 
 def test_same_tokens_checks_something(memo):
