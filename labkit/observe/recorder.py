@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from labkit.errors import LabError
+from labkit.memory.base import Allocator
 from labkit.observe.block_watch import BlockWatch
 from labkit.observe.percentiles import percentiles, weighted_percentiles
 from labkit.observe.records import RequestRecord
@@ -24,13 +25,14 @@ from labkit.workload.base import RequestSpec
 Level = Literal["off", "summary", "full"]
 
 
-def make_recorder(level: Level = "summary", *, every: int = 1) -> Recorder:
-    """`every=10` keeps a row of the series for every tenth step. Raises `LabError` for an unknown level."""
+def make_recorder(level: Level = "summary", *, every: int = 1, device: Allocator | None = None) -> Recorder:
+    """`every=10` keeps a row of the series for every tenth step; `device` is an allocator to read beside the KV cache.
+    Raises `LabError` for an unknown level."""
     if level == "off":
         return Recorder()
     if level not in ("summary", "full"):
         raise LabError(f"unknown recorder level {level!r}; choose one of: off, summary, full")
-    return RunRecorder(Series(every) if level == "full" else None)
+    return RunRecorder(Series(every, device=device) if level == "full" else None)
 
 
 class RunRecorder(Recorder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
+from labkit.memory.base import Allocator
 from labkit.serving.base import Scheduler, StepOutcome, StepPlan
 
 if TYPE_CHECKING:
@@ -27,16 +28,24 @@ COLUMNS = (
     "kv_free_bytes",
     "kv_largest_free_bytes",
     "num_free_spans",
+    "device_allocated_bytes",
+    "device_reserved_bytes",
+    "device_other_bytes",
 )
 
 
 class Series:
-    """Rows of one instant are written together or not at all. `live + cached + free = capacity` at every one."""
+    """Rows of one instant are written together or not at all. `live + cached + free = capacity` at every one.
 
-    def __init__(self, every: int = 1):
+    `device` is the allocator of the device that the run draws on, where there is one; `other_bytes` what is taken on
+    that device outside of it (driver context, other processes).
+    """
+
+    def __init__(self, every: int = 1, *, device: Allocator | None = None, other_bytes: int = 0):
         if every < 1:
             raise LabError(f"every={every} keeps no row; start at 1")
         self.every, self._seen = every, 0
+        self._device, self._other_bytes = device, other_bytes
         self._scheduler: Scheduler | None = None
         self.rows: list[tuple[Any, ...]] = []
         self.capacity_bytes = 0
@@ -68,6 +77,10 @@ class Series:
                 stats.free_bytes,
                 stats.largest_free_bytes,
             )
+        device: tuple[int | None, ...] = (None, None, None)
+        if self._device is not None:
+            now = self._device.stats()
+            device = (now.allocated_bytes, now.reserved_bytes, self._other_bytes)
         num_running = plan.num_running
         self.rows.append(
             (
@@ -83,6 +96,7 @@ class Series:
                 len(plan.admitted),
                 *kv,
                 None if self._allocator is None else self._allocator.stats().num_free_spans,
+                *device,
             )
         )
 

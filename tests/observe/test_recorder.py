@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from labkit.errors import LabError
+from labkit.kv.paged import PagedKVCache
+from labkit.memory.caching import CachingAllocator
 from labkit.observe.percentiles import percentiles, weighted_percentiles
 from labkit.observe.recorder import RunRecorder, make_recorder
 from labkit.observe.series import Series
 from labkit.observe.token_gaps import TokenGaps
 from labkit.serving.base import Admitted, Preempted, StepOutcome, StepPlan
+from labkit.serving.cost_model import LinearStepCost
+from labkit.serving.engine import simulate
+from labkit.serving.schedulers import make_scheduler
 from labkit.workload.base import RequestSpec
 
 
@@ -122,3 +127,27 @@ def test_percentiles():
     assert weighted["p95"] == pytest.approx(plain["p95"], abs=0.01)
     assert percentiles([]) == dict.fromkeys(("mean", "p50", "p95", "p99", "max"))
     assert percentiles([None, 2.0])["max"] == 2.0
+
+
+def test_three_device_series():
+    """The device's allocator beside the KV cache: reserved stays when what was allocated is gone."""
+    device = CachingAllocator(1 << 30)
+    recorder = make_recorder("full", device=device)
+    recorder.series._other_bytes = 7
+    load = [RequestSpec("a", 0.0, 40, 12)]
+    scheduler = make_scheduler("lab", PagedKVCache(40, 64, block_size=16))
+
+    class Workspace(LinearStepCost):
+        def execute(self, plan):
+            held = device.malloc((plan.step + 1) << 20)
+            if plan.step % 2:
+                device.free(held)
+            return super().execute(plan)
+
+    simulate(scheduler, Workspace(), load, recorder)
+    frame = recorder.series_frame()
+    assert (frame["device_reserved_bytes"] >= frame["device_allocated_bytes"]).all()
+    assert frame["device_allocated_bytes"].iloc[-1] == device.stats().allocated_bytes > 0
+    assert (frame["device_reserved_bytes"].diff().dropna() >= 0).all()
+    assert set(frame["device_other_bytes"]) == {7}
+    assert make_recorder("full").series._device is None
