@@ -28,6 +28,7 @@ def new_figure(width: float = WIDTH, height: float = 3.0, figure: Figure | None 
         FigureCanvasAgg(figure)
     else:
         figure.clear()
+        figure.labkit_map = None  # type: ignore[attr-defined]  # what `draw_layout` knew of it
         figure.set_size_inches(width, height)
     return figure
 

@@ -49,10 +49,17 @@ def draw_layout(
     num_rows = max(1, math.ceil(total / row_size))
     sums = _sums(spans, total)
     lines = -(-len(sums) // 3)
-    figure = new_figure(width, 0.93 + max(0.5, 0.24 * num_rows) + 0.2 * lines, figure)
-    margins(figure, left=0.85, right=0.25, top=0.38, bottom=0.5 + 0.2 * lines)
-    axes = figure.add_subplot()
-    draw_layout_on(axes, spans, total=total, row_size=row_size, unit=unit, highlight=highlight)
+    shape = (unit, total, row_size, lines, width, bool(highlight))
+    if figure is not None and not highlight and getattr(figure, "labkit_map", None) == shape:
+        axes = figure.axes[0]  # the same space as before: only the cells, the title and the legend are new
+        axes.images[0].set_data(_picture(spans, num_rows, row_size))
+        figure.legends[0].remove()
+    else:
+        figure = new_figure(width, 0.93 + max(0.5, 0.24 * num_rows) + 0.2 * lines, figure)
+        margins(figure, left=0.85, right=0.25, top=0.38, bottom=0.5 + 0.2 * lines)
+        axes = figure.add_subplot()
+        draw_layout_on(axes, spans, total=total, row_size=row_size, unit=unit, highlight=highlight)
+        figure.labkit_map = shape  # type: ignore[attr-defined]
     axes.set_title(title, fontsize=10, loc="left")
     _legend(figure, sums, total, unit)
     return figure
@@ -72,12 +79,7 @@ def draw_layout_on(
     num_rows = max(1, math.ceil(total / row_size))
     if background == "free":
         spans = _with_holes(spans, total)
-    picture = layout_image(spans, total=num_rows * row_size, num_cells=num_rows * CELLS).reshape(
-        num_rows, CELLS, 3
-    )
-    picture = np.repeat(picture, ROW_PIXELS, axis=0)
-    if num_rows > 1:
-        picture[::ROW_PIXELS] = 255
+    picture = _picture(spans, num_rows, row_size)
     scale, name = byte_unit(row_size) if unit == "bytes" else (1.0, unit)
     axes.imshow(
         picture, aspect="auto", interpolation="nearest", extent=(0.0, row_size / scale, float(num_rows), 0.0)
@@ -88,12 +90,21 @@ def draw_layout_on(
         scale, name = byte_unit(total) if unit == "bytes" else (1.0, unit)
         step = max(1, math.ceil(num_rows * 0.2 / _height_inches(axes)))
         axes.set_yticks([row + 0.5 for row in range(0, num_rows, step)])
-        axes.set_yticklabels([f"{row * row_size / scale:.3g}" for row in range(0, num_rows, step)])
+        axes.set_yticklabels([_short(row * row_size / scale) for row in range(0, num_rows, step)])
         axes.set_ylabel(f"row starts at ({name})", fontsize=9)
     else:
         axes.set_yticks([])
     for label, (offset, size) in (highlight or {}).items():
         _frame(axes, label, offset, size, row_size, unit)
+
+
+def _picture(spans: Sequence[Span], num_rows: int, row_size: int) -> np.ndarray:
+    """Rows of cells, parted by white lines: uint8 `[num_rows * ROW_PIXELS, CELLS, 3]`."""
+    cells = layout_image(spans, total=num_rows * row_size, num_cells=num_rows * CELLS)
+    picture = np.repeat(cells.reshape(num_rows, CELLS, 3), ROW_PIXELS, axis=0)
+    if num_rows > 1:
+        picture[::ROW_PIXELS] = 255
+    return picture
 
 
 def layout_image(spans: Sequence[Span], *, total: int, num_cells: int) -> np.ndarray:
@@ -226,6 +237,11 @@ def _frame(axes: Axes, label: str, offset: int, size: int, row_size: int, unit: 
             )  # fmt: skip
             named = True
         start = stop
+
+
+def _short(value: float) -> str:
+    """Three digits, or all of them with separators from 1,000 on."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _height_inches(axes: Axes) -> float:

@@ -61,6 +61,27 @@ def test_the_map_names_units_classes_and_shares():
     assert draw_layout(spans, figure=figure) is figure
 
 
+def test_a_figure_used_again_shows_exactly_what_a_fresh_one_shows():
+    def layout(seed):
+        rng = np.random.default_rng(seed)
+        return [
+            Span(i * MIB, MIB, "free" if rng.random() < 0.4 else "allocated", MIB, "", "request")
+            for i in range(64)
+        ]
+
+    def pixels(figure):
+        figure.canvas.draw()
+        return np.asarray(figure.canvas.buffer_rgba()).copy()
+
+    figure = draw_layout(layout(0), title="first")
+    for seed in (1, 2):
+        again = draw_layout(layout(seed), title=f"number {seed}", figure=figure)
+        assert again is figure
+        assert np.array_equal(pixels(again), pixels(draw_layout(layout(seed), title=f"number {seed}")))
+    draw_timeline([Series("x", [0.0, 1.0], [0.0, 1.0], "count")], figure=figure)
+    assert np.array_equal(pixels(draw_layout(layout(3), figure=figure)), pixels(draw_layout(layout(3))))
+
+
 def test_a_big_space_wraps_into_rows_labelled_with_their_start():
     spans = [Span(i * MIB, MIB, "free" if i % 2 else "allocated", MIB) for i in range(2000)]
     figure = draw_layout(spans)
