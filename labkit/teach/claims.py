@@ -39,6 +39,9 @@ class Verdict:
     statement: str
     figures: dict[str, Any]
 
+    def _ipython_display_(self) -> None:
+        """`claim` has shown it already; as the last value of a cell it is not shown again."""
+
 
 class ClaimsFailed(AssertionError):
     """Raised by `finish`: names every claim that is missing, not held, or has a control that also holds."""
