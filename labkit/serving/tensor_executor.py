@@ -126,6 +126,10 @@ class TensorExecutor(Executor):
         started = time.perf_counter()
         if plan.chunks is None:
             raise LabError("TensorExecutor needs plan.chunks: build the scheduler with record_chunks=True")
+        if plan.swapped_bytes:
+            raise LabError(
+                "TensorExecutor does not swap: choose pressure recompute, or the cost model for preemption by swap"
+            )
         self.num_steps += 1
         self.pool.move(plan.moves)
         tokens: dict[str, int] = {}

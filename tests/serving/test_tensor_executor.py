@@ -186,6 +186,12 @@ def test_wrong_plans_are_one_sentence():
         assert says in str(caught.value)
 
 
+def test_swaps_are_refused_not_ignored():
+    executor, _ = build()
+    with pytest.raises(LabError, match="TensorExecutor does not swap"):
+        executor.execute(StepPlan(0, chunks=[], swapped_bytes=1024))
+
+
 def test_a_manager_that_counts_other_bytes_is_refused():
     kv = make_kv_cache("paged", capacity_tokens=64, bytes_per_token=100)
     with pytest.raises(LabError, match="counts 100 bytes a token and the model's cache has 1024"):
