@@ -22,7 +22,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "browser"))
 
-from conftest import CHROMIUM_FLAGS, Lab, find_chromium  # noqa: E402
+from lab_browser import CHROMIUM_FLAGS, Lab, find_chromium  # noqa: E402
 
 from labkit.viz.player import player  # noqa: E402
 from labkit.viz.player_builder import RunBuilder  # noqa: E402

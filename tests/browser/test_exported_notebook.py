@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
-from conftest import pictures, wait_for_change
+from lab_browser import pictures, wait_for_change
 
 from labkit.memory.base import Span
 from labkit.teach.report import write_html

@@ -2,7 +2,7 @@
 
 import nbformat
 import pytest
-from conftest import drag_slider, move_slider, pictures, sliders, wait_for_change
+from lab_browser import drag_slider, move_slider, pictures, sliders, wait_for_change
 
 pytestmark = pytest.mark.browser_all
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import pictures, wait_for_change
+from lab_browser import pictures, wait_for_change
 
 from labkit.memory.base import Span
 from labkit.viz.player import player
