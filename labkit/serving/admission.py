@@ -108,8 +108,16 @@ class Admission:
 
     def never_fits(self, request: Request, space: Space) -> str | None:
         """The reason when no state of the cache could hold it to its end."""
+        if not self.can_ever_fit:
+            return None
+        asked = space.blocks_asked(request, 0)
+        if asked > space.num_blocks:
+            return (
+                f"request {request.request_id} can never fit: an admission asks for {asked:,} blocks, the cache has "
+                f"{space.num_blocks:,}"
+            )
         needed = self.units(request.max_tokens, space)
-        if not self.can_ever_fit or needed <= self.capacity(space):
+        if needed <= self.capacity(space):
             return None
         return (
             f"request {request.request_id} can never fit: prompt {request.num_prompt_tokens} + maximum output "

@@ -6,8 +6,10 @@ step consists of is decided in `LabScheduler`, which builds on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from labkit.errors import require
-from labkit.kv.base import KVCacheManager, KVStats, NoSpace
+from labkit.kv.base import KVCacheManager, KVStats, Move, NoSpace
 from labkit.serving.admission import Admission
 from labkit.serving.base import Dropped, Preempted, StepPlan
 from labkit.serving.batching import BatchComposition
@@ -186,7 +188,7 @@ class RunningSet:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _append(self, request: Request, num_tokens: int):
+    def _append(self, request: Request, num_tokens: int) -> Sequence[Move]:
         """Place `num_tokens` more; tells the cache what the new ones are, where the load or an executor says so."""
         moves = self.kv.append(request.request_id, num_tokens, request.untold_token_ids()).moves
         request.num_placed_tokens += num_tokens

@@ -98,6 +98,15 @@ def test_a_reservation_that_is_larger_than_what_is_free():
     assert (reason.num_needed_blocks, reason.num_free_blocks) == (200, 120)
 
 
+def test_a_reservation_beyond_the_cache_is_refused_on_arrival():
+    kv = make_kv_cache("reserve-max", capacity_tokens=320, bytes_per_token=1, max_model_len=400)
+    scheduler = make_scheduler("lab", kv, max_model_len=400)
+    assert scheduler.add(spec("a", 20, 10)) == (
+        "request a can never fit: an admission asks for 400 blocks, the cache has 320"
+    )
+    assert not scheduler.has_work()
+
+
 def test_cached_blocks_are_evictable():
     kv = make_kv_cache("paged", capacity_tokens=320, bytes_per_token=1, prefix="hash")
     scheduler = make_scheduler("lab", kv)
