@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from labkit.teach.runner import NotebookRun
 
 app = typer.Typer(help="Run the notebooks through papermill and collect their claims.", no_args_is_help=True)
 
@@ -32,14 +35,20 @@ def rewrite_args(args: list[str]) -> list[str]:
     return rewritten
 
 
+Folder = Annotated[Path, typer.Option(help="Where the notebooks are.")]
+Out = Annotated[Path, typer.Option(help="Where results go.")]
+Timeout = Annotated[int, typer.Option(help="Seconds a cell may take.")]
+Kernels = Annotated[int, typer.Option(help="Notebooks at the same time.")]
+
+
 @app.command()
 def run(
     names: Names = None,
     parameter: Parameter = None,
-    folder: Annotated[Path, typer.Option(help="Where the notebooks are.")] = Path("notebooks"),
-    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("build"),
-    timeout: Annotated[int, typer.Option(help="Seconds a cell may take.")] = 300,
-    kernels: Annotated[int, typer.Option(help="Notebooks at the same time.")] = 1,
+    folder: Folder = Path("notebooks"),
+    out: Out = Path("build"),
+    timeout: Timeout = 300,
+    kernels: Kernels = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print build/claims.json instead of the table.")
     ] = False,
@@ -48,20 +57,61 @@ def run(
 
     Exit code 1 when a notebook fails, a claim is missing or not held, or a control holds too.
     """
+    from labkit.teach.report import claims_table
+
+    runs = _execute(names or [], parameter or [], folder, out, timeout, kernels, quiet=as_json)
+    print((out / "claims.json").read_text(encoding="utf-8") if as_json else claims_table(runs))
+    _judge(runs, quiet=as_json, where=out)
+
+
+@app.command()
+def book(
+    folder: Folder = Path("notebooks"),
+    out: Out = Path("build"),
+    docs: Annotated[Path, typer.Option(help="Markdown pages that become reference pages.")] = Path("docs"),
+    timeout: Timeout = 300,
+    kernels: Kernels = 2,
+) -> None:
+    """Execute every notebook, two at a time, and write the static site build/book/ (links checked).
+
+    Exit codes as for `run`.
+    """
+    import shutil
+
+    from labkit.teach.book import write_book
+    from labkit.teach.report import claims_table
+
+    runs = _execute([], [], folder, out, timeout, kernels, quiet=False)
+    shutil.rmtree(out / "book", ignore_errors=True)
+    pages = write_book(runs, out / "book", docs=docs)
+    print(claims_table(runs))
+    print(f"{len(pages)} pages; open {out / 'book' / 'index.html'}")
+    _judge(runs, quiet=False, where=out)
+
+
+def _execute(
+    names: list[str],
+    parameter: list[str],
+    folder: Path,
+    out: Path,
+    timeout: int,
+    kernels: int,
+    *,
+    quiet: bool,
+) -> list[NotebookRun]:
+    """Run, with a progress bar on a terminal; write each notebook's HTML as it ends, and the claims."""
     from tqdm import tqdm
 
-    from labkit.teach.claims import problems_of
-    from labkit.teach.report import claims_table, write_claims, write_html
-    from labkit.teach.runner import NotebookRun, find_notebooks, run_notebooks
+    from labkit.teach.report import write_claims, write_html
+    from labkit.teach.runner import find_notebooks, run_notebooks
 
-    chosen = find_notebooks(folder, names or [])
-    parameters = {
-        name: parse_value(value) for name, _, value in (text.partition("=") for text in parameter or [])
-    }
-    with tqdm(total=len(chosen), unit="notebook", disable=as_json or not sys.stderr.isatty()) as bar:
+    chosen = find_notebooks(folder, names)
+    parameters = {name: parse_value(value) for name, _, value in (text.partition("=") for text in parameter)}
+    with tqdm(total=len(chosen), unit="notebook", disable=quiet or not sys.stderr.isatty()) as bar:
 
         def done(finished: NotebookRun) -> None:
-            write_html(finished, finished.output.with_suffix(".html"))
+            if finished.output.exists():
+                write_html(finished, finished.output.with_suffix(".html"))
             bar.set_postfix_str(finished.notebook)
             bar.update()
 
@@ -73,18 +123,24 @@ def run(
             num_kernels=kernels,
             on_done=done,
         )
+    write_claims([v for r in runs for v in r.verdicts], out)
+    return runs
+
+
+def _judge(runs: list[NotebookRun], *, quiet: bool, where: Path) -> None:
+    """Say what went wrong on stderr and exit with 1, or sum up."""
+    from labkit.teach.claims import problems_of
+
     verdicts = [v for r in runs for v in r.verdicts]
-    write_claims(verdicts, out)
-    print((out / "claims.json").read_text(encoding="utf-8") if as_json else claims_table(runs))
     problems = [f"{r.notebook} failed: {r.error}" for r in runs if r.error]
     problems += problems_of(verdicts, notebooks=[r.notebook.split("_")[0] for r in runs])
     for problem in problems:
         print(f"labkit: {problem}", file=sys.stderr)
     if problems:
         raise SystemExit(1)
-    if not as_json:
+    if not quiet:
         held = sum(v.held for v in verdicts)
-        print(f"{len(runs)} notebooks, {held} of {len(verdicts)} claims held; results under {out}/")
+        print(f"{len(runs)} notebooks, {held} of {len(verdicts)} claims held; results under {where}/")
 
 
 def parse_value(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -208,5 +209,5 @@ def trades(costs: Sequence[BlockSizeCost]) -> bool:
     ordered = sorted(costs, key=lambda cost: cost.block_size)
     return all(
         small.waste_bytes < large.waste_bytes and small.table_bytes > large.table_bytes
-        for small, large in zip(ordered, ordered[1:])
+        for small, large in itertools.pairwise(ordered)
     )

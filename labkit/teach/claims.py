@@ -205,7 +205,7 @@ def verdict_html(verdict: Verdict) -> str:
     control = "holds too, so this shows nothing" if verdict.control else "does not hold, as it must"
     reason = f"<div>{html.escape(verdict.reason)}</div>" if verdict.reason else ""
     return (
-        f'<div style="border-left:6px solid {colour};padding:6px 12px;margin:6px 0">'
+        f'<div id="claim-{verdict.id}" style="border-left:6px solid {colour};padding:6px 12px;margin:6px 0">'
         f'<b style="color:{colour}">{mark} Claim {verdict.id}: {verdict.verdict}</b>'
         f"<div>{html.escape(verdict.statement)}</div>{reason}"
         f'<div style="font-size:90%;opacity:.8">{figures}</div>'

@@ -5,12 +5,13 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from labkit.teach.claims import CLAIM_MIME, RSS_MIME, Verdict, verdict_html
+from labkit.teach.pages import notebook_body, page
 from labkit.teach.runner import NotebookRun, _nbformat
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
@@ -30,33 +31,59 @@ def write_claims(verdicts: Sequence[Verdict], build: Path) -> None:
     write_atomic(
         build / "claims.json", json.dumps([asdict(v) for v in ordered], indent=1, ensure_ascii=False) + "\n"
     )
-    boxes = "\n".join(verdict_html(v) for v in ordered)
-    count = sum(v.held for v in ordered)
-    write_atomic(
-        build / "claims.html",
-        f"<!doctype html><meta charset=utf-8><title>Claims</title><body style='font-family:sans-serif;max-width:60em;margin:2em auto'>"
-        f"<h1>{count} of {len(ordered)} claims held on this run</h1>\n{boxes}\n",
+    write_atomic(build / "claims.html", page("Claims", claims_body(ordered)))
+
+
+def claims_body(verdicts: Sequence[Verdict], *, link: Callable[[Verdict], str] = lambda verdict: "") -> str:
+    """The claims as boxes under a search field; `link(verdict)` is where a claim's notebook is, or empty."""
+    held = sum(v.held for v in verdicts)
+    boxes = []
+    for verdict in verdicts:
+        target = link(verdict)
+        more = (
+            f'<a href="{target}">notebook {verdict.notebook}</a>'
+            if target
+            else f"notebook {verdict.notebook}"
+        )
+        words = html.escape(f"{verdict.id} {verdict.statement} {verdict.verdict}".lower(), quote=True)
+        boxes.append(
+            f'<div class="claim" data-words="{words}">{verdict_html(verdict)}<small>{more}</small></div>'
+        )
+    return (
+        f"<h1>{held} of {len(verdicts)} claims held on this run</h1>"
+        '<p><input type="search" id="q" placeholder="search by id or word, e.g. 5.2 or restart" autofocus></p>'
+        + "\n".join(boxes)
+        + f"<script>{_SEARCH}</script>"
     )
 
 
-def write_html(run: NotebookRun, target: Path) -> None:
-    """The executed notebook as one HTML file that needs no kernel and no network.
+_SEARCH = """
+const field = document.getElementById("q");
+const show = () => { const words = field.value.toLowerCase().split(/\\s+/).filter(Boolean);
+  document.querySelectorAll(".claim").forEach((box) => { box.hidden = !words.every((w) => box.dataset.words.includes(w)); }); };
+field.addEventListener("input", show);
+if (location.hash.length > 1) { field.value = decodeURIComponent(location.hash.slice(1)); show(); }
+"""
 
-    Widget views need scripts from a network, so they are dropped from the copy: what a widget shows is always beside
-    it as a figure or as self-contained HTML.
+
+def write_html(run: NotebookRun, target: Path, *, links: Sequence[tuple[str, str]] = ()) -> None:
+    """The executed notebook as one HTML file that needs no kernel and no network; `links` is its navigation."""
+    title = run.notebook.replace("_", " ")
+    write_atomic(target, page(title, notebook_body(readable(run.output)), links=links, here=target.name))
+
+
+def readable(path: Path) -> Any:
+    """An executed notebook without what needs a live page.
+
+    Widget views need scripts from a network, so they are dropped: what a widget shows is always beside it as a figure, or
+    as HTML that stands on its own (the player).
     """
-    nbformat = _nbformat()
-    from nbconvert import HTMLExporter
-
-    notebook = nbformat.read(run.output, as_version=4)
+    notebook = _nbformat().read(path, as_version=4)
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         if "outputs" in cell:
             cell.outputs = [kept for kept in map(_without_widget, cell.outputs) if kept is not None]
-    body, _ = HTMLExporter(exclude_input_prompt=True, exclude_output_prompt=True).from_notebook_node(
-        notebook, {"metadata": {"name": run.notebook}}
-    )
-    write_atomic(target, body)
+    return notebook
 
 
 def _without_widget(output: Any) -> Any:
