@@ -25,7 +25,8 @@ _AT = {name: index for index, name in enumerate(COLUMNS)}
 class RunBuilder:
     """Collects layouts of one address space of `total` units and keeps what changed.
 
-    `unit` is "bytes", "blocks" or "tokens"; `time_unit` is "s", "ms" or "step". Times must not go back.
+    `unit` is "bytes", "blocks" or "tokens"; `time_unit` is "s", "ms" or "step". Times must not go back; of
+    several layouts at one time the player shows the last.
     """
 
     def __init__(self, total: int, *, title: str = "", unit: str = "bytes", time_unit: str = "s"):

@@ -123,8 +123,8 @@ class MemoryMap {
     const { run } = this, units = this.hi - this.lo;
     let side = 1, cols, rows, rowUnits;
     if (run.unit !== "bytes" && units <= width * this.maxHeight) {
-      for (side = 14; side > 1; side--) if (Math.ceil(units / Math.floor(width / side)) * side <= this.maxHeight) break;
-      cols = Math.floor(width / side); rows = Math.ceil(units / cols); rowUnits = cols;
+      for (side = 28; side > 1; side--) if (Math.ceil(units / Math.floor(width / side)) * side <= this.maxHeight) break;
+      cols = Math.min(units, Math.floor(width / side)); rows = Math.ceil(units / cols); rowUnits = cols;
     } else {
       const wanted = Math.max(1, Math.min(40, Math.ceil(run.peak_records / 40)));
       rowUnits = niceCeil(units / wanted, run.unit); rows = Math.max(1, Math.ceil(units / rowUnits));
