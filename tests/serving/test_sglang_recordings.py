@@ -15,6 +15,7 @@ from tests.flip import assert_every_flip_is_named, leaves
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sglang"
 STEPS = sorted(path.name for path in GOLDEN.glob("*.json.gz"))
+MORE = sorted(path.name for path in (GOLDEN / "more").glob("*.json.gz"))
 OPS = sorted(path.name for path in (GOLDEN / "ops").glob("*.json.gz"))
 
 
@@ -24,7 +25,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def test_all_recordings_are_here() -> None:
-    assert (len(STEPS), len(OPS)) == (11, 5)
+    assert (len(STEPS), len(MORE), len(OPS)) == (11, 8, 5)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -32,6 +33,12 @@ def test_scheduler_recording(name: str) -> None:
     comparison = sglang_recording.replay(load(GOLDEN / name))
     assert comparison.num_differences == 0, comparison.first
     assert comparison.num_ops > 50
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_scheduler_recording_with_other_options(name: str) -> None:
+    comparison = sglang_recording.replay(load(GOLDEN / "more" / name))
+    assert comparison.num_differences == 0, comparison.first
 
 
 @pytest.mark.parametrize("name", OPS)

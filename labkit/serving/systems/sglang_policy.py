@@ -26,7 +26,7 @@ _CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 
 
 class QueueOrder:
-    """Sorts the queue in place. `clock` is only needed for the outputs of a request that was retracted."""
+    """Sorts the queue in place. A disabled cache turns every policy that looks at it into fcfs."""
 
     def __init__(self, options: SglangOptions, tree: RadixTree):
         name = options.schedule_policy
