@@ -13,7 +13,8 @@ from labkit.errors import LabError
 
 def run(
     recordings: Annotated[
-        list[Path], typer.Argument(help="Recordings, .json or .json.gz.", show_default=False)
+        list[Path],
+        typer.Argument(help="Recordings (.json, .json.gz), or folders of them.", show_default=False),
     ],
     live: Annotated[
         bool,
@@ -27,7 +28,7 @@ def run(
     from labkit.experiments.verify import verify_file, verify_live
 
     verdicts, failures = [], []
-    for path in recordings:
+    for path in in_folders(recordings):
         try:
             verdicts.append(verify_live(path) if live else verify_file(path))
         except LabError as error:
@@ -43,3 +44,18 @@ def run(
         raise failures[-1]
     if any(verdict.comparison.num_differences for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def in_folders(paths: list[Path]) -> list[Path]:
+    """Folders are replaced by the recordings below them, in order. Raises `LabError` for a folder that has none."""
+    found: list[Path] = []
+    for path in paths:
+        inside = (
+            sorted(p for p in path.rglob("*") if p.name.endswith((".json", ".json.gz")))
+            if path.is_dir()
+            else [path]
+        )
+        if not inside:
+            raise LabError(f"{path}: no recording below this folder; they end in .json or .json.gz")
+        found += inside
+    return found
