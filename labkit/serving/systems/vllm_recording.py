@@ -73,14 +73,10 @@ class _Model:
         added = []
         while self.order and self.workload[self.order[0]]["arrival_step"] <= step:
             row = self.workload[self.order.pop(0)]
-            prompt, num_outputs, priority = (
-                row["prompt_token_ids"],
-                row["output_len"],
-                row.get("priority") or 0,
-            )
-            spec = RequestSpec(
-                row["id"], 0.0, len(prompt), num_outputs, num_outputs, prompt, priority=priority
-            )
+            prompt, num_outputs = row["prompt_token_ids"], row["output_len"]
+            longest = row.get("max_output_len", num_outputs)  # above it: the request ends by itself
+            priority = row.get("priority") or 0
+            spec = RequestSpec(row["id"], 0.0, len(prompt), num_outputs, longest, prompt, priority=priority)
             self.scheduler.add(spec)
             added.append(row["id"])
         answer = lambda name, j: 1_000_000 + 10_000 * self.index[name] + j  # noqa: E731
