@@ -149,14 +149,19 @@ def test_a_request_deferred_says_so() -> None:
 
 
 def test_generating_requests_that_the_batch_has_no_place_for_are_passed_over() -> None:
-    """MAX_UTILIZATION with places for two: the first contexts of the list take them."""
+    """Places for two. `b` is deferred behind `a`, so `c` starts; then `b`, earlier in the list, takes the place of `c`."""
     s = scheduler(
-        capacity_scheduler_policy="MAX_UTILIZATION", max_batch_size=2, max_num_requests=4, num_blocks=40
+        capacity_scheduler_policy="MAX_UTILIZATION",
+        max_batch_size=2,
+        max_num_requests=4,
+        num_blocks=40,
+        max_num_tokens=32,
     )
-    for name, prompt in (("a", 3), ("b", 3), ("c", 3)):
-        s.add(request(name, prompt, 3))
-    ran = [[c.request_id for c in step(s).chunks] for _ in range(6)]
-    assert ran == [["a", "b"], ["a", "b"], ["a", "b"], ["c"], ["c"], ["c"]]
+    for name, first in (("a", 0), ("b", 0), ("c", 50)):
+        s.add(request(name, 6, 3, prompt_token_ids=list(range(first, first + 6))))
+    ran = [[c.request_id for c in step(s).chunks] for _ in range(5)]
+    assert ran == [["a", "c"], ["b", "a"], ["a", "b"], ["b", "c"], ["c"]]
+    assert not s.has_work()
 
 
 @pytest.mark.parametrize(("chunked", "contexts", "decodes"), [(False, [64], []), (True, [32], ["b", "c"])])
