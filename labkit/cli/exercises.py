@@ -1,0 +1,77 @@
+"""`labkit exercises`: generate them from the solutions, check a file, show the progress."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Exercises: generate, check, progress.", no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command()
+def generate(
+    solutions: Annotated[Path, typer.Option(help="Where the solutions are.")] = Path("solutions"),
+    exercises: Annotated[Path, typer.Option(help="Where the exercises go.")] = Path("exercises"),
+    as_json: JsonOption = False,
+) -> None:
+    """Write exercises/ from solutions/ (bodies replaced by one line). Regenerating changes nothing."""
+    from labkit.teach.exercises.generate import generate as write
+
+    done = write(solutions, exercises)
+    if as_json:
+        print(json.dumps(done))
+        return
+    for name, what in done.items():
+        print(f"{what:10} {exercises / name}")
+
+
+@app.command()
+def status(as_json: JsonOption = False) -> None:
+    """Which exercises are passed, tried and open, on this machine."""
+    from labkit.teach.exercises.progress import progress_file, status_rows
+
+    rows = status_rows()
+    if as_json:
+        print(json.dumps({"file": str(progress_file()), "exercises": rows}))
+        return
+    mark = {"passed": "✓", "tried": "…", "open": " "}
+    for row in rows:
+        counts = f"{row['num_checks']} checks, {row['num_hints']} hints" if row["num_checks"] else ""
+        print(f"{mark[row['state']]} {row['id']}  {row['title']:58} {row['state']:7} {counts}")
+    print(f"{sum(row['state'] == 'passed' for row in rows)} of {len(rows)} passed ({progress_file()})")
+
+
+@app.command()
+def check(
+    exercise: Annotated[str, typer.Argument(help="Its number, e.g. 07.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="A notebook or .py file; default: the notebook in exercises/.")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Write the (first) picture of a failure to this PNG.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a solution from the terminal. Exit code 1 when it does not pass."""
+    from labkit.teach.exercises import find_exercise, progress
+    from labkit.teach.exercises.submission import report_on_file
+
+    found = find_exercise(exercise)
+    path = file if file is not None else Path("exercises") / f"{found.notebook}.ipynb"
+    report = report_on_file(path, found.id)
+    passed_at = {"passed_at": progress.now()} if report.passed else {}
+    progress.note(found.id, num_checks=1, last_message=report.message, **passed_at)
+    if figure is not None and report.pictures:
+        from labkit.viz.figure import png_bytes
+
+        figure.write_bytes(png_bytes(report.figures()[0]))
+    if as_json:
+        print(json.dumps({"id": found.id, "passed": report.passed, "message": report.message}))
+    else:
+        print(report.text())
+    raise typer.Exit(0 if report.passed else 1)
