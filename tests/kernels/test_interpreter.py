@@ -17,18 +17,8 @@ needs_triton = pytest.mark.skipif(
 
 
 def run(num_draws: int) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-        str(CASES),
-    ]
+    options = ["-x", "-p", "no:cacheprovider", "-o", "timeout=3000"]
+    command = [sys.executable, "-m", "pytest", *options, str(CASES)]
     env = os.environ | {
         "LABKIT_KERNELS": "interpret",
         "LABKIT_KERNEL_DRAWS": str(num_draws),
