@@ -1,0 +1,96 @@
+"""A mock interview: one path through the argument, in its order, scored by the reader against the rubric.
+
+interview = draw_interview(seed=3, per_step=2)
+interview.score("ledger-budget", "good")
+print(interview.report())
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from labkit.errors import LabError
+from labkit.teach.quiz import LEVELS, STEPS, Question, load_questions
+
+#: points of a level; nothing said is 0
+POINTS = {"none": 0, "shallow": 1, "good": 2, "deep": 3}
+
+
+@dataclass
+class Interview:
+    """`path` is in the order of the argument; `marks` maps a question's id to the level the reader gave himself."""
+
+    path: list[Question]
+    marks: dict[str, str] = field(default_factory=dict)
+
+    def score(self, question_id: str, level: str) -> None:
+        """Note the level of one answer. Raises `LabError` for a question that is not on the path or an unknown level."""
+        if question_id not in {question.id for question in self.path}:
+            raise LabError(f"question {question_id!r} is not on this path")
+        if level not in POINTS:
+            raise LabError(f"unknown level {level!r}; choose one of: {', '.join(POINTS)}")
+        self.marks[question_id] = level
+
+    @property
+    def points(self) -> int:
+        return sum(POINTS[level] for level in self.marks.values())
+
+    @property
+    def max_points(self) -> int:
+        return POINTS["deep"] * len(self.path)
+
+    def weakest_step(self) -> int | None:
+        """The step with the lowest mean, the earlier one of equals; None before anything was marked."""
+        means = {
+            step: np.mean(
+                [POINTS[self.marks[q.id]] for q in self.path if q.step == step and q.id in self.marks]
+            )
+            for step in STEPS
+            if any(q.step == step and q.id in self.marks for q in self.path)
+        }
+        return min(means, key=lambda step: (means[step], step)) if means else None
+
+    def report(self, language: str = "en") -> str:
+        """Points, and where to read on."""
+        step = self.weakest_step()
+        if step is None:
+            return "nothing marked yet" if language == "en" else "尚未评分"
+        name = STEPS[step][0 if language == "en" else 1]
+        notebooks = ", ".join(NOTEBOOKS[step])
+        if language == "zh":
+            return (
+                f"{self.points} / {self.max_points} 分。最弱的一步：{name}。建议阅读 notebook {notebooks}。"
+            )
+        return f"{self.points} of {self.max_points} points. Weakest step: {name}. Read notebook {notebooks}."
+
+
+#: where each step of the argument is shown
+NOTEBOOKS = {
+    1: ("02",),
+    2: ("01", "03", "04"),
+    3: ("05",),
+    4: ("06", "07"),
+    5: ("08", "09", "10"),
+    6: ("11", "12", "13"),
+}
+
+
+def draw_interview(seed: int = 0, per_step: int = 1) -> Interview:
+    """`per_step` questions of each of the six steps, in the order of the argument; the same seed draws the same path."""
+    if per_step < 1:
+        raise LabError(f"per_step is {per_step}; ask at least one question a step")
+    rng = np.random.default_rng(seed)
+    questions = list(load_questions().values())
+    path: list[Question] = []
+    for step in STEPS:
+        here = [question for question in questions if question.step == step]
+        picked = rng.choice(len(here), min(per_step, len(here)), replace=False)
+        path += [here[i] for i in picked.tolist()]
+    return Interview(path)
+
+
+def rubric(question: Question, language: str = "en") -> list[str]:
+    """What each level says, one line each."""
+    return [f"{name}: {question.levels[name][language]}" for name in LEVELS]
