@@ -3,9 +3,11 @@
 draw_layout      a map of spans
 draw_timeline    curves over time (`Series`), events marked on them (`Event`, `Limit`)
 SliderPanel      sliders (`Slider`, `Choice`, `Toggle`) over one picture
+dashboard        the five groups of metrics of a recorded run, under one clock
 player           a run, scrubbed in the browser (`from labkit.viz.player import RunBuilder, player`)
 """
 
+from labkit.viz.dashboard import dashboard
 from labkit.viz.memory_map import draw_layout
 from labkit.viz.panel import Choice, Slider, SliderPanel, Toggle
 from labkit.viz.timeline import Event, Limit, Series, draw_timeline
@@ -18,6 +20,7 @@ __all__ = [
     "Slider",
     "SliderPanel",
     "Toggle",
+    "dashboard",
     "draw_layout",
     "draw_timeline",
 ]
