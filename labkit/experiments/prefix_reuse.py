@@ -1,0 +1,315 @@
+"""Section 9: what a prefix cache saves, and what it does to memory. The loads, one runner, and the trade-off curve."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from labkit.experiments.serve import STEP_COST, Served
+from labkit.kv.base import Admission
+from labkit.kv.paged import PagedKVCache
+from labkit.kv.prefix import make_prefix_cache
+from labkit.models import get_model
+from labkit.observe.block_watch import BlockWatch, pooled
+from labkit.observe.recorder import RunRecorder
+from labkit.observe.series import Series
+from labkit.serving.base import Executor
+from labkit.serving.cost_model import LinearStepCost
+from labkit.serving.engine import simulate
+from labkit.serving.forced_outputs import ForcedOutputs
+from labkit.serving.schedulers import make_scheduler
+from labkit.workload.base import RequestSpec
+from labkit.workload.traces import find_trace, load_trace
+
+#: KV bytes of one token of Llama-3.1-8B, for every run of this section
+BYTES_PER_TOKEN = get_model("Llama-3.1-8B").kv_bytes_per_token()
+TRACE = "mooncake-conversation"
+#: what the eviction policies of claim 9.5 are called in the figures -> name, seconds that a short prompt stays dear
+POLICIES: dict[str, tuple[str, float | None]] = {
+    "LRU": ("lru", None),
+    "LFU": ("lfu", None),
+    "FIFO": ("fifo", None),
+    "priority, 120 s": ("priority", 120.0),
+}
+
+# --- loads ------------------------------------------------------------------------------------------------------------
+
+
+def shared_load(
+    num_requests: int, rng: np.random.Generator, *, max_prompt_tokens: int = 4096
+) -> tuple[list[RequestSpec], str]:
+    """The first `num_requests` prompts of the Mooncake conversation trace with at most `max_prompt_tokens`, and a sentence
+    that says so; without the trace, `conversations`."""
+    path = find_trace(TRACE)
+    if path is None:
+        load = conversations(num_requests, rng, max_prompt_tokens=max_prompt_tokens)
+        return load, (
+            f"Load: {num_requests:,} synthetic requests in conversations; the trace {TRACE} is not on this machine "
+            f"(labkit traces fetch {TRACE})."
+        )
+    requests = [r for r in load_trace(path) if r.num_prompt_tokens <= max_prompt_tokens][:num_requests]
+    return requests, (
+        f"Load: the first {len(requests):,} requests of the trace {path.name} with at most {max_prompt_tokens:,} prompt "
+        "tokens, with the trace's own marks of which 512-token blocks are equal."
+    )
+
+
+def conversations(
+    num_requests: int, rng: np.random.Generator, *, max_prompt_tokens: int = 4096, rate: float = 0.9
+) -> list[RequestSpec]:
+    """A stand-in for the trace: everybody has one system prompt of 512 tokens; a conversation begins with a prompt
+    around 1,000 tokens and goes on (three turns on average, a minute apart) with some 600 more a turn."""
+    requests: list[RequestSpec] = []
+    next_hash, start_s = 1, 0.0
+    while len(requests) < 2 * num_requests:
+        start_s += float(rng.exponential(3 / rate))
+        hashes, length, at = [0], 512 + int(rng.lognormal(6.9, 0.7)), start_s
+        for turn in range(int(rng.geometric(1 / 3))):
+            if length > max_prompt_tokens:
+                break
+            num_new = length // 512 - len(hashes)
+            hashes = [*hashes, *range(next_hash, next_hash + num_new)]
+            next_hash += num_new
+            requests.append(
+                RequestSpec(
+                    f"c{len(requests)}", at, length, 1 + int(rng.lognormal(5.3, 0.8)), prefix_hashes=hashes,
+                    prefix_block_size=512, kind=f"turn {turn}",
+                )
+            )  # fmt: skip
+            length += int(rng.lognormal(6.2, 0.6))
+            at += float(rng.exponential(60.0))
+    return sorted(requests, key=lambda r: r.arrival_s)[:num_requests]
+
+
+def nothing_shared(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
+    """The control: the same lengths and times, every block with content of its own (a cache keeps it, nobody asks)."""
+    fresh, alone = 1 << 40, []
+    for r in requests:
+        num = len(r.prefix_hashes or ())
+        alone.append(dataclasses.replace(r, prefix_hashes=range(fresh, fresh + num)))
+        fresh += num
+    return alone
+
+
+# --- one runner for the section -----------------------------------------------------------------------------------------
+
+
+class DearKVCache(PagedKVCache):
+    """What a short prompt leaves in the cache is dear (priority 1) for `ttl_s` seconds: it costs few blocks to keep."""
+
+    ttl_s: float | None = None
+    short_tokens = 2048
+
+    def admit(
+        self,
+        request_id: str,
+        num_tokens: int,
+        *,
+        max_tokens: int,
+        token_ids: Sequence[int] | None = None,
+        block_keys: Sequence[Hashable] | None = None,
+        final_tokens: int | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+    ) -> Admission:
+        dear = self.ttl_s is not None and num_tokens <= self.short_tokens
+        return super().admit(
+            request_id, num_tokens, max_tokens=max_tokens, token_ids=token_ids, block_keys=block_keys,
+            final_tokens=final_tokens, priority=int(dear), ttl_s=self.ttl_s if dear else None,
+        )  # fmt: skip
+
+
+def run_cached(
+    requests: Sequence[RequestSpec],
+    *,
+    capacity_tokens: int,
+    block_size: int = 64,
+    prefix: str = "hash",
+    prefix_options: Mapping[str, Any] | None = None,
+    ttl_s: float | None = None,
+    outputs: Mapping[str, Sequence[int]] | None = None,
+    recorder: RunRecorder | None = None,
+    max_num_batched_tokens: int = 2048,
+) -> Served:
+    """Serve `requests` on a paged cache with a prefix cache ("off", "hash", "radix"), by the lab's scheduler.
+
+    `outputs` gives the tokens that each request will sample (then outputs can be found again too). Without a `recorder`
+    of the caller's own the run keeps a row of the series for every tenth step and the lives of all blocks.
+    """
+    kv = DearKVCache(
+        capacity_tokens // block_size,
+        BYTES_PER_TOKEN,
+        block_size=block_size,
+        prefix=make_prefix_cache(prefix, block_size, **dict(prefix_options or {})),
+    )
+    kv.ttl_s = ttl_s
+    scheduler = make_scheduler(
+        "lab",
+        kv,
+        max_model_len=capacity_tokens // block_size * block_size,
+        record_chunks=outputs is not None,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    executor: Executor = LinearStepCost(**STEP_COST)
+    if outputs is not None:
+        executor = ForcedOutputs(executor, outputs)
+    recorder = RunRecorder(Series(10)) if recorder is None else recorder
+    totals = simulate(scheduler, executor, requests, recorder)
+    return Served(prefix, totals, recorder, kv, scheduler)
+
+
+def hit_share(run: Served) -> float:
+    """Tokens found at admission over tokens found or computed as prompt (admissions after a preemption included)."""
+    num_prompt = sum(r.num_prompt_tokens for r in run.recorder.requests.values() if r.admission_s is not None)
+    return run.totals.num_hit_tokens / num_prompt if num_prompt else 0.0
+
+
+# --- 9.0 saves prefill, changes lifetimes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """One run: prompt tokens computed, and how long blocks lived from being taken to being free again (seconds)."""
+
+    num_prefill_tokens: int
+    hit_share: float
+    block_life_s: float
+    run: Served
+
+    def saves_and_lives_longer(self, plain: Reuse) -> bool:
+        """A tenth of the prefill saved, and blocks that live at least three times as long: the predicate of claim 9.0."""
+        return (
+            self.num_prefill_tokens < 0.9 * plain.num_prefill_tokens
+            and self.block_life_s > 3 * plain.block_life_s
+        )
+
+
+def reuse_of(requests: Sequence[RequestSpec], prefix: str, *, capacity_tokens: int) -> Reuse:
+    """Run `requests` and look at both. The life of a block is a median; blocks still there at the end are counted with
+    the age that they have."""
+    run = run_cached(requests, capacity_tokens=capacity_tokens, prefix=prefix)
+    watch = run.recorder.blocks
+    assert watch is not None
+    return Reuse(
+        num_prefill_tokens=sum(r.num_prompt_tokens for r in requests) - run.totals.num_hit_tokens,
+        hit_share=hit_share(run),
+        block_life_s=float(np.median(np.concatenate([pooled(watch.lifetimes_s), _ages(watch, run)]))),
+        run=run,
+    )
+
+
+def _ages(watch: BlockWatch, run: Served) -> np.ndarray:
+    prefix = watch.pool.prefix
+    held = [b for b, refs in enumerate(watch.pool.refs) if refs or (prefix is not None and prefix.holds(b))]
+    return run.totals.end_s - watch.born[held]
+
+
+# --- 9.5 the whole trade-off curve ----------------------------------------------------------------------------------------
+
+
+class HeldRecorder(RunRecorder):
+    """Mean over time of the memory that is not free (live and cached), and of the live part alone. Bytes."""
+
+    def __init__(self, every: int = 4):
+        super().__init__()
+        self.every, self._since_s, self._held, self._live, self._time_s = every, 0.0, 0.0, 0.0, 0.0
+
+    def on_step(self, scheduler, plan, outcome, start_s, end_s):  # type: ignore[no-untyped-def]
+        super().on_step(scheduler, plan, outcome, start_s, end_s)
+        if self.num_steps % self.every:
+            return
+        stats = scheduler.kv.stats()
+        lasted, self._since_s = end_s - self._since_s, end_s
+        self._time_s += lasted
+        self._live += lasted * stats.reserved_bytes
+        self._held += lasted * (stats.reserved_bytes + stats.cached_bytes)
+
+    @property
+    def held_bytes(self) -> float:
+        return self._held / self._time_s if self._time_s else 0.0
+
+    @property
+    def live_bytes(self) -> float:
+        return self._live / self._time_s if self._time_s else 0.0
+
+
+@dataclass(frozen=True)
+class TradePoint:
+    """One pool size under one policy. `reclaimed_blocks` were evicted, a thousand prompt tokens; bytes are means over time."""
+
+    policy: str
+    capacity_tokens: int
+    hit_share: float
+    held_bytes: float
+    live_bytes: float
+    reclaimed_blocks: float
+    num_preempted: int
+
+
+def trade_off(
+    requests: Sequence[RequestSpec],
+    *,
+    capacities: Sequence[int],
+    policies: Sequence[str] = tuple(POLICIES),
+    block_size: int = 128,
+) -> dict[str, list[TradePoint]]:
+    """Hit share, memory held and reclaim at every pool size in `capacities` (tokens), under each policy."""
+    return {
+        policy: [trade_point(requests, policy, capacity, block_size=block_size) for capacity in capacities]
+        for policy in policies
+    }
+
+
+def trade_point(
+    requests: Sequence[RequestSpec], policy: str, capacity_tokens: int, *, block_size: int = 128
+) -> TradePoint:
+    """One point of the curve."""
+    eviction, ttl_s = POLICIES[policy]
+    recorder = HeldRecorder()
+    run = run_cached(
+        requests, capacity_tokens=capacity_tokens, block_size=block_size, prefix_options={"eviction": eviction},
+        ttl_s=ttl_s, recorder=recorder,
+    )  # fmt: skip
+    assert isinstance(run.kv, PagedKVCache)
+    assert run.kv.prefix is not None
+    num_prompt = sum(r.num_prompt_tokens for r in requests)
+    return TradePoint(
+        policy=policy,
+        capacity_tokens=capacity_tokens,
+        hit_share=hit_share(run),
+        held_bytes=recorder.held_bytes,
+        live_bytes=recorder.live_bytes,
+        reclaimed_blocks=1000 * run.kv.prefix.num_evicted / num_prompt,
+        num_preempted=run.totals.num_preempted,
+    )
+
+
+def trades(curves: Mapping[str, Sequence[TradePoint]]) -> bool:
+    """Under every policy more memory buys a higher hit share and less reclaim, from one pool size to the next; and for the
+    same hit share the worst policy needs a tenth more memory than the best: the predicate of claim 9.5."""
+    return all(_rises(points) for points in curves.values()) and price_of_the_worst(curves) > 1.1
+
+
+def price_of_the_worst(curves: Mapping[str, Sequence[TradePoint]]) -> float:
+    """Memory held under the worst policy over memory held under the best, both for the hit share that the best reaches in
+    the middle of its curve (straight lines between the points; 1.0 where no hits are bought)."""
+    middle = max(points[len(points) // 2].hit_share for points in curves.values())
+    needed = []
+    for points in curves.values():
+        hits = [p.hit_share for p in points]
+        if hits[0] >= hits[-1] or middle > hits[-1]:
+            continue
+        needed.append(float(np.interp(middle, hits, [p.held_bytes for p in points])))
+    return max(needed) / min(needed) if len(needed) > 1 else 1.0
+
+
+def _rises(points: Sequence[TradePoint]) -> bool:
+    return all(
+        b.held_bytes > a.held_bytes and b.hit_share > a.hit_share and b.reclaimed_blocks < a.reclaimed_blocks
+        for a, b in pairwise(points)
+    )

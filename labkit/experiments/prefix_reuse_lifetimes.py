@@ -1,0 +1,301 @@
+"""Section 9: how long shared prefixes, long contexts and conversations stay in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from labkit.experiments.prefix_reuse import BYTES_PER_TOKEN, hit_share, run_cached
+from labkit.experiments.serve import Served
+from labkit.kv.paged import PagedKVCache
+from labkit.memory.base import Span
+from labkit.observe.block_watch import pooled
+from labkit.observe.recorder import RunRecorder
+from labkit.observe.series import Series
+from labkit.workload.base import RequestSpec
+from labkit.workload.sessions import SessionLoad, session_load
+from labkit.workload.synthetic import synthetic_load
+from labkit.workload.traces import find_trace, load_trace
+
+# --- 9.1 the last reference -----------------------------------------------------------------------------------------------
+
+
+def prefix_load(
+    rng: np.random.Generator, *, rate: float, num_requests: int = 300, prefix_tokens: int = 1024
+) -> list[RequestSpec]:
+    """Requests with one system prompt of `prefix_tokens` and a question of their own (100 tokens); Poisson arrivals, outputs
+    around 200 tokens."""
+    times = np.cumsum(rng.exponential(1 / rate, num_requests)).tolist()
+    outputs = np.clip(rng.lognormal(5.2, 0.6, num_requests), 8, 1500).astype(int).tolist()
+    system, next_id, load = range(prefix_tokens), prefix_tokens, []
+    for i, (at, output) in enumerate(zip(times, outputs)):
+        prompt = [*system, *range(next_id, next_id + 100)]
+        next_id += 100
+        load.append(RequestSpec(f"r{i}", at, len(prompt), output, output, prompt_token_ids=prompt))
+    return load
+
+
+class _FirstBlockWatch(RunRecorder):
+    """Who holds the first block of the prompts: `stays` gets (from, until, end of its writer, end of the last that used it)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_block: dict[str, int] = {}
+        self.open: dict[int, tuple[float, list[str]]] = {}
+        self.stays: list[tuple[float, float, list[str]]] = []
+
+    def on_step(self, scheduler, plan, outcome, start_s, end_s):  # type: ignore[no-untyped-def]
+        super().on_step(scheduler, plan, outcome, start_s, end_s)
+        live = scheduler.kv.pool.refs
+        for admitted in plan.admitted:
+            if admitted.request_id not in outcome.finished:
+                block = scheduler.kv.block_table(admitted.request_id)[0]
+                self.open.setdefault(block, (start_s, []))[1].append(admitted.request_id)
+        for block in [b for b in self.open if not live[b]]:
+            begin_s, users = self.open.pop(block)
+            self.stays.append((begin_s, end_s, users))
+
+
+@dataclass(frozen=True)
+class Residency:
+    """Stays of the first block of the system prompt in memory that is held: from the first request that names it to the
+    moment when nobody does. `writer_s` is the life of the request that began a stay, `stay_s` the stay (means, seconds)."""
+
+    writer_s: float
+    stay_s: float
+    longest_s: float
+    num_stays: int
+    mean_alive: float
+    ends_with_the_last: bool
+    run: Served
+
+    def outlives_its_writer(self) -> bool:
+        """Stays are twice as long as their writers live, and each ends with the last of its users: claim 9.1."""
+        return self.ends_with_the_last and self.stay_s > 2 * self.writer_s
+
+
+def residency(requests: Sequence[RequestSpec], *, prefix: str, capacity_tokens: int = 400_000) -> Residency:
+    """Serve `requests` in an ample pool and follow the first block of their prompts."""
+    watch = _FirstBlockWatch()
+    run = run_cached(requests, capacity_tokens=capacity_tokens, prefix=prefix, block_size=16, recorder=watch)
+    records = watch.requests
+    ends = [max(records[u].finish_s or math.inf for u in users) for _, _, users in watch.stays]
+    writers = [(records[users[0]].finish_s or math.inf) - start for start, _, users in watch.stays]
+    lengths = [end - start for start, end, _ in watch.stays]
+    lives = [r.finish_s - r.admission_s for r in records.values() if r.finish_s and r.admission_s is not None]
+    return Residency(
+        writer_s=float(np.mean(writers)),
+        stay_s=float(np.mean(lengths)),
+        longest_s=max(lengths),
+        num_stays=len(lengths),
+        mean_alive=sum(lives) / run.totals.end_s,
+        ends_with_the_last=all(abs(e - stay[1]) < 1e-9 for e, stay in zip(ends, watch.stays)),
+        run=run,
+    )
+
+
+class _LayoutWatch(RunRecorder):
+    """The pool's layout after every `every`-th step."""
+
+    def __init__(self, every: int):
+        super().__init__()
+        self.every = every
+        self.looks: list[tuple[float, list[Span]]] = []
+
+    def on_step(self, scheduler, plan, outcome, start_s, end_s):  # type: ignore[no-untyped-def]
+        super().on_step(scheduler, plan, outcome, start_s, end_s)
+        if self.num_steps % self.every == 0:
+            self.looks.append((end_s, scheduler.kv.layout()))
+
+
+def layouts(
+    requests: Sequence[RequestSpec], *, prefix: str, capacity_tokens: int, every: int = 8
+) -> list[tuple[float, list[Span]]]:
+    """`(time, layout)` along a run, for a player."""
+    watch = _LayoutWatch(every)
+    run_cached(requests, capacity_tokens=capacity_tokens, prefix=prefix, block_size=16, recorder=watch)
+    return watch.looks
+
+
+# --- 9.2 a few long requests ----------------------------------------------------------------------------------------------
+
+
+def long_context_load(num_requests: int, rng: np.random.Generator) -> tuple[list[RequestSpec], str]:
+    """The Mooncake conversation trace with its long prompts (at most 64K tokens), four times as slow as recorded: one GPU's
+    share. Without the trace, synthetic requests with its length statistics."""
+    path = find_trace("mooncake-conversation")
+    if path is None:
+        requests = synthetic_load("mooncake-conversation", num_requests, rng)
+        origin = (
+            f"Load: {num_requests:,} synthetic requests with the lengths of the Mooncake conversation trace."
+        )
+    else:
+        requests = load_trace(path, num_requests)
+        origin = f"Load: the first {num_requests:,} requests of the trace {path.name}, long prompts included."
+    return [
+        replace(r, arrival_s=4 * r.arrival_s, prefix_hashes=None)
+        for r in requests
+        if r.num_prompt_tokens <= 65_536
+    ], origin
+
+
+def of_mean_length(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
+    """The control: as many requests at the same times, all of the mean length."""
+    prompt = round(float(np.mean([r.num_prompt_tokens for r in requests])))
+    output = round(float(np.mean([r.num_output_tokens for r in requests])))
+    return [replace(r, num_prompt_tokens=prompt, num_output_tokens=output) for r in requests]
+
+
+class _HoldWatch(RunRecorder):
+    """Block-seconds held by each request, read at every tenth step."""
+
+    def __init__(self) -> None:
+        super().__init__(Series(10))
+        self.block_s: dict[str, float] = {}
+        self._since_s = 0.0
+
+    def on_step(self, scheduler, plan, outcome, start_s, end_s):  # type: ignore[no-untyped-def]
+        super().on_step(scheduler, plan, outcome, start_s, end_s)
+        if self.num_steps % 10:
+            return
+        lasted, self._since_s = end_s - self._since_s, end_s
+        for request_id in scheduler.running:
+            held = lasted * len(scheduler.kv.block_table(request_id))
+            self.block_s[request_id] = self.block_s.get(request_id, 0.0) + held
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Share of requests and of block-seconds by class of prompt length, and of the longest fifth of the requests."""
+
+    by_class: dict[str, dict[str, float]]
+    longest_fifth: float
+    run: Served
+
+    def few_hold_most(self) -> bool:
+        """The longest fifth of the requests hold more than half of the block-seconds: claim 9.2."""
+        return self.longest_fifth > 0.5
+
+
+def holders(requests: Sequence[RequestSpec], *, capacity_tokens: int = 400_000) -> Holders:
+    """Serve `requests` without a prefix cache and add up who holds the pool."""
+    watch = _HoldWatch()
+    run = run_cached(requests, capacity_tokens=capacity_tokens, prefix="off", recorder=watch)
+    ranked = sorted(requests, key=lambda r: -r.num_prompt_tokens)
+    total = sum(watch.block_s.values())
+    held = [watch.block_s.get(r.request_id, 0.0) / total for r in ranked]
+    by_class = {
+        name: {"requests": 0.0, "block-seconds held": 0.0} for name in ("up to 4K", "4K to 16K", "16K to 64K")
+    }
+    for r, share in zip(ranked, held):
+        row = by_class[_length_class(r)]
+        row["requests"] += 1 / len(ranked)
+        row["block-seconds held"] += share
+    return Holders(by_class, sum(held[: len(held) // 5]), run)
+
+
+def _length_class(spec: RequestSpec) -> str:
+    if spec.num_prompt_tokens <= 4096:
+        return "up to 4K"
+    return "4K to 16K" if spec.num_prompt_tokens <= 16_384 else "16K to 64K"
+
+
+def short_ttft_s(run: Served, max_prompt_tokens: int = 4096) -> float:
+    """Mean TTFT of the requests with short prompts."""
+    times = [r.ttft_s for r in run.recorder.requests.values() if r.num_prompt_tokens <= max_prompt_tokens]
+    return float(np.mean([t for t in times if t is not None]))
+
+
+# --- 9.3 conversations ----------------------------------------------------------------------------------------------------
+
+
+def chat_load(
+    num_sessions: int, rng: np.random.Generator, *, think_s: float = 20.0, mean_turns: float = 5.0
+) -> list[RequestSpec]:
+    """Sessions of `mean_turns` turns on average, `think_s` apart."""
+    shape = SessionLoad(session_rate=0.5, mean_turns=mean_turns, think_s=think_s, prefix_tokens=256)
+    return session_load(shape, num_sessions, rng)
+
+
+def answers_of(requests: Sequence[RequestSpec]) -> dict[str, list[int]]:
+    """What each turn will answer, read from the prompt of the turn after it; a last turn's answer is its own."""
+    after: dict[str, RequestSpec] = {}
+    answers, fresh = {}, 1 << 40
+    for r in reversed(requests):
+        following = after.get(r.session_id or "")
+        if following is not None and following.prompt_token_ids is not None:
+            start = r.num_prompt_tokens
+            answers[r.request_id] = list(following.prompt_token_ids[start : start + r.num_output_tokens])
+        else:
+            answers[r.request_id] = list(range(fresh, fresh + r.num_output_tokens))
+            fresh += r.num_output_tokens
+        after[r.session_id or ""] = r
+    return answers
+
+
+def strangers(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
+    """The control: the same lengths at the same times, every prompt by somebody new."""
+    fresh, alone = 1 << 44, []
+    for r in requests:
+        alone.append(
+            replace(r, prompt_token_ids=range(fresh, fresh + r.num_prompt_tokens), session_id=r.request_id)
+        )
+        fresh += r.num_prompt_tokens
+    return alone
+
+
+@dataclass(frozen=True)
+class Hot:
+    """Of the blocks that a finished turn left idle in the cache: the share that somebody asked for again, how long it was
+    idle before (quantiles, seconds), and how long a turn itself runs (median, seconds)."""
+
+    wanted_again: float
+    idle_s: Mapping[str, float]
+    turn_s: float
+    hit_share: float
+    ttft_s: float
+    run: Served
+
+    def hot_state(self) -> bool:
+        """More than half of what a turn leaves is wanted again, after an idle time longer than the turn: claim 9.3."""
+        return self.wanted_again > 0.5 and self.idle_s["median"] > self.turn_s
+
+
+def hotness(requests: Sequence[RequestSpec], *, prefix: str = "hash", capacity_tokens: int = 400_000) -> Hot:
+    """Serve turns whose answers are the next turn's prompt, and follow what they leave behind."""
+    run = run_cached(
+        requests, capacity_tokens=capacity_tokens, prefix=prefix, block_size=16, outputs=answers_of(requests)
+    )
+    watch = run.recorder.blocks
+    assert watch is not None
+    assert isinstance(run.kv, PagedKVCache)
+    gaps = pooled(watch.reuse_gaps_s)
+    num_left = len(gaps) + watch.num_evicted + run.kv.num_evictable_blocks
+    records = [r for r in run.recorder.requests.values() if r.finish_s is not None]
+    quantiles = np.quantile(gaps, [0.25, 0.5, 0.9]) if len(gaps) else np.zeros(3)
+    return Hot(
+        wanted_again=len(gaps) / num_left if num_left else 0.0,
+        idle_s=dict(zip(("quarter", "median", "nine tenths"), quantiles.tolist())),
+        turn_s=float(np.median([r.e2e_s for r in records if r.e2e_s is not None])),
+        hit_share=hit_share(run),
+        ttft_s=float(np.mean([r.ttft_s for r in records if r.ttft_s is not None])),
+        run=run,
+    )
+
+
+def kept_for(hot: Hot, seconds: Sequence[float]) -> dict[str, float]:
+    """Share of the idle times that are over within each of `seconds`: what a cache would still hold if it threw idle
+    blocks away after that time."""
+    watch = hot.run.recorder.blocks
+    assert watch is not None
+    gaps = pooled(watch.reuse_gaps_s)
+    return {f"{s:g} s": float((gaps <= s).mean()) if len(gaps) else 0.0 for s in seconds}
+
+
+def session_bytes(requests: Sequence[RequestSpec]) -> float:
+    """Mean KV bytes of a session's last prompt: what one conversation keeps hot."""
+    last = {r.session_id: r.num_prompt_tokens for r in requests}
+    return float(np.mean(list(last.values()))) * BYTES_PER_TOKEN
