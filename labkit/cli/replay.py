@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,8 @@ from labkit.errors import LabError
 
 if TYPE_CHECKING:
     from labkit.experiments.replay import ReplayRow
+    from labkit.models import ModelSpec
+    from labkit.observe.live import PacedRecorder
 
 
 def run(
@@ -35,9 +39,25 @@ def run(
     max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of a step.")] = 2048,
     prefix: Annotated[str, typer.Option(help="Prefix cache of paged caches: off, hash or radix.")] = "off",
     limit: Annotated[int, typer.Option(help="Only the first so many rows; 0 for all.")] = 0,
+    serve_metrics: Annotated[
+        int | None,
+        typer.Option(help="Serve the run's /metrics on this port while it goes; 0 lets the system choose."),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(help="With --serve-metrics: seconds of the load in one; 0: as fast as it goes.")
+    ] = 1.0,
+    metrics_host: Annotated[
+        str, typer.Option(help="With --serve-metrics: address to listen on.")
+    ] = "127.0.0.1",
+    linger: Annotated[
+        float, typer.Option(help="With --serve-metrics: seconds the page stays after the run.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Replay TRACE and compare. Simulated on the CPU; times come from the cost model."""
+    """Replay TRACE and compare. Simulated on the CPU; times come from the cost model.
+
+    With --serve-metrics a scrape finds the run under the servers' own metric names, in real time or --speed times as fast.
+    """
     from labkit.experiments.replay import ReplayOptions, check_options, check_row, kv_budget, replay
     from labkit.models import get_gpu, get_model
     from labkit.units import parse_bytes
@@ -61,15 +81,45 @@ def run(
     options = ReplayOptions(budget, max_model_len, block_size, max_num_seqs, max_num_batched_tokens, prefix)
     check_options(options, spec)
     requests = load_trace(trace, limit or None)
+    watcher = None
+    if serve_metrics is not None:
+        watcher = _watcher(pairs, spec, speed, linger)
     rows = []
-    for name, cache in pairs:
-        with _Bar(len(requests), f"{name}/{cache}") as on_progress:
-            row = replay(requests, spec, card, options, kv=cache, scheduler=name, on_progress=on_progress)
-        rows.append(row)
+    with _page(watcher, serve_metrics, metrics_host, linger):
+        for name, cache in pairs:
+            with _Bar(len(requests), f"{name}/{cache}") as on_progress:
+                row = replay(
+                    requests, spec, card, options, kv=cache, scheduler=name, on_progress=on_progress, watcher=watcher
+                )  # fmt: skip
+            rows.append(row)
     if as_json:
         print(json.dumps(_report(trace, spec.name, card.name, options, rows), indent=1))
     else:
         _print(trace, spec.name, card.name, options, rows)
+
+
+def _watcher(pairs: list[tuple[str, str]], model: ModelSpec, speed: float, linger: float) -> PacedRecorder:
+    from labkit.experiments.replay import live_watcher
+
+    if len(pairs) != 1:
+        raise LabError(
+            f"--serve-metrics shows one run, and {len(pairs)} were asked for; name one --scheduler and one --kv"
+        )
+    if linger < 0:
+        raise LabError(f"--linger {linger:g} is negative; write seconds from 0")
+    return live_watcher(pairs[0][0], model, speed)
+
+
+@contextmanager
+def _page(watcher: PacedRecorder | None, port: int | None, host: str, linger: float) -> Iterator[None]:
+    """Serve the watcher's page around a run."""
+    if watcher is None or port is None:
+        yield
+        return
+    with watcher.exporter.serve(port, host) as bound:
+        print(f"serving http://{host}:{bound}/metrics", file=sys.stderr, flush=True)
+        yield
+        time.sleep(linger)
 
 
 class _Bar:

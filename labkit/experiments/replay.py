@@ -10,8 +10,11 @@ from labkit.errors import LabError
 from labkit.experiments.system_memory import kv_memory
 from labkit.kv import KV_CACHES, make_kv_cache
 from labkit.models import GPUSpec, ModelSpec
+from labkit.observe.exposition import RunExporter
+from labkit.observe.live import PacedRecorder
 from labkit.observe.recorder import RunRecorder
-from labkit.serving.base import Scheduler, StepOutcome, StepPlan
+from labkit.observe.tee import Tee
+from labkit.serving.base import Recorder, Scheduler, StepOutcome, StepPlan
 from labkit.serving.cost_model import CostModelExecutor
 from labkit.serving.engine import simulate
 from labkit.serving.schedulers import make_scheduler, scheduler_names
@@ -110,12 +113,14 @@ def replay(
     kv: str = "paged",
     scheduler: str = "lab",
     on_progress: Callable[[int], object] | None = None,
+    watcher: Recorder | None = None,
 ) -> ReplayRow:
-    """All requests through one scheduler on one cache, timed by the cost model."""
+    """All requests through one scheduler on one cache, timed by the cost model. `watcher` sees the run as it goes."""
     check_row(scheduler, kv)
     subject = build(scheduler, kv, model, options)
     recorder = MemoryRecorder(model.kv_bytes_per_token())
-    totals = simulate(subject, CostModelExecutor(model, gpu), requests, recorder, on_progress=on_progress)
+    observer = recorder if watcher is None else Tee(recorder, watcher)
+    totals = simulate(subject, CostModelExecutor(model, gpu), requests, observer, on_progress=on_progress)
     summary = recorder.summary()
     return ReplayRow(
         scheduler=scheduler,
@@ -136,6 +141,18 @@ def replay(
         elapsed_s=summary["elapsed_s"],
         num_steps=totals.num_steps,
     )
+
+
+def live_watcher(scheduler: str, model: ModelSpec, speed: float) -> PacedRecorder:
+    """A recorder that keeps to the wall clock and publishes `/metrics` under SGLang's names for SGLang, else vLLM's."""
+    per_token = model.kv_bytes_per_token()
+
+    def usage(subject: Scheduler) -> float | None:
+        stats = kv_memory(subject, per_token)
+        return None if stats is None else stats.reserved_bytes / stats.capacity_bytes
+
+    exporter = RunExporter("sglang" if scheduler == "sglang" else "vllm", model_name=model.name)
+    return PacedRecorder(exporter, speed, usage=usage)
 
 
 def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> Scheduler:

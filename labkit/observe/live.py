@@ -21,7 +21,8 @@ PUBLISH_EVERY_S = 0.5
 
 
 class PacedRecorder(RunRecorder):
-    """`speed` seconds of the load pass in one of the wall; 0 means as fast as it goes. The last state is published at the end."""
+    """`speed` seconds of the load pass in one of the wall; 0 means as fast as it goes. The last state is published at the end.
+    `usage` says which share of the pool live requests hold (default: `scheduler.usage`, where there is one)."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class PacedRecorder(RunRecorder):
         speed: float = 1.0,
         *,
         series: Series | None = None,
+        usage: Callable[[Scheduler], float | None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -36,7 +38,7 @@ class PacedRecorder(RunRecorder):
             raise LabError(f"speed is {speed}; it must be 0 (as fast as it goes) or above")
         super().__init__(series)
         self.exporter, self.speed = exporter, speed
-        self._sleep, self._clock = sleep, clock
+        self._sleep, self._clock, self._usage = sleep, clock, usage or usage_of
         self._began_s: float | None = None
         self._first_s = self._published_s = 0.0
 
@@ -55,15 +57,15 @@ class PacedRecorder(RunRecorder):
         if now - self._published_s >= PUBLISH_EVERY_S:
             self._published_s = now
             self.exporter.update(
-                self, usage=_usage(scheduler), num_running=plan.num_running - len(outcome.finished)
+                self, usage=self._usage(scheduler), num_running=plan.num_running - len(outcome.finished)
             )
 
     def on_end(self, scheduler: Scheduler, now_s: float) -> None:
         super().on_end(scheduler, now_s)
-        self.exporter.update(self, usage=_usage(scheduler), num_running=0)
+        self.exporter.update(self, usage=self._usage(scheduler), num_running=0)
 
 
-def _usage(scheduler: Scheduler) -> float | None:
+def usage_of(scheduler: Scheduler) -> float | None:
     """Share of the pool that live requests hold, where the scheduler says it."""
     usage = getattr(scheduler, "usage", None)
     return float(usage) if isinstance(usage, int | float) else None
