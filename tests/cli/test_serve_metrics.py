@@ -31,7 +31,7 @@ def trace(tmp_path):
 def test_a_scrape_sees_the_run_as_it_goes(trace, scheduler, system):
     command = [
         sys.executable, "-m", "labkit.cli.main", "replay", str(trace), "--scheduler", scheduler, "--kv-memory", "2 GiB",
-        "--max-model-len", "2048", "--serve-metrics", "0", "--speed", "20", "--linger", "1", "--json",
+        "--max-model-len", "2048", "--serve-metrics", "0", "--speed", "8", "--linger", "1", "--json",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         address = re.search(r"http://127\.0\.0\.1:\d+/metrics", server.stderr.readline()).group()
@@ -48,7 +48,7 @@ def test_a_scrape_sees_the_run_as_it_goes(trace, scheduler, system):
     finished = frame["num_finished"].tolist()
     assert finished == sorted(finished)
     assert finished[-1] == 40
-    assert 0 < finished[len(finished) // 4] < 40, "it was seen under way"
+    assert any(0 < num < 40 for num in finished), "it was seen under way"
     assert frame["kv_usage"].between(0, 1).all()
     assert frame["kv_usage"].max() > 0
 
