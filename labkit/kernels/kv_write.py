@@ -109,7 +109,9 @@ def _quantize_rows(rows, LIMIT: tl.constexpr, ROUND: tl.constexpr, PREROUND: tl.
     if PREROUND:
         split = scaled * 1048577.0
         normal = split - (split - scaled)
-        small = (scaled + 24576.0) - 24576.0
+        small = ((tl.abs(scaled) + 24576.0) - 24576.0) * tl.where(
+            scaled < 0, -1.0, 1.0
+        )  # keeps the sign of zero
         scaled = tl.where(tl.abs(scaled) < 0.015625, small, normal)
     return scaled, scale
 
