@@ -79,12 +79,9 @@ def _collect(item: Any, parts: dict[str, str]) -> None:
             _collect(value, parts)
         elif type(value) in (int, float, str, bool):
             parts[name] = f"{name} = {value!r}"
-        elif type(value).__name__ == "constexpr" and type(getattr(value, "value", None)) in (
-            int,
-            float,
-            bool,
-        ):
-            parts[name] = f"{name} = tl.constexpr({value.value!r})"
+        elif type(value).__name__ == "constexpr":
+            inner = getattr(value, "value", None)
+            parts[name] = f"{name} = tl.constexpr({inner!r})"
 
 
 def _names(code: types.CodeType) -> list[str]:
@@ -195,7 +192,12 @@ def _job(exercise_id: str, source: str) -> str:
         missing = [name for name in exercise.targets if not hasattr(module, name)]
         if missing:
             raise LabError(f"the code does not define {' or '.join(missing)}")
-        return exercise.run(*(getattr(module, name) for name in exercise.targets))
+        try:
+            return exercise.run(*(getattr(module, name) for name in exercise.targets))
+        except Exception as error:
+            if type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+                raise error.__cause__ from None  # what the kernel itself raised
+            raise
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ class Picture:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class Mistake(Exception):  # noqa: N818
+class Mistake(Exception):
     """What the learner got wrong: one or two sentences that name the mistake and the input, and its picture."""
 
     def __init__(self, message: str, *pictures: Picture):

@@ -127,9 +127,9 @@ def _weight_slips(m: Any) -> dict[int, str]:
 def _kv_slips(m: Any) -> dict[int, str]:
     right = 2 * m.num_layers * m.num_kv_heads * m.head_dim * m.bytes_per_value
     slips = {
-        right // 2: "a token keeps a key and a value: the factor 2 is missing",
+        right
+        // 2: "half of it: the factor 2 is missing (a token keeps a key and a value), or bytes_per_value is",
         right // m.num_layers: "every layer keeps its own keys and values: times num_layers",
-        right // m.bytes_per_value: "that counts values; each takes bytes_per_value bytes",
     }
     if m.num_heads != m.num_kv_heads:
         slips[right * m.num_heads // m.num_kv_heads] = (

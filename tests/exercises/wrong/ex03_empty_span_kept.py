@@ -1,6 +1,5 @@
+# ruff: noqa
 """Leaves a span of length 0 behind an exact fit."""
-
-EXPECT = "length 0"  # the message must contain this
 
 
 class MyFirstFit:
@@ -31,3 +30,6 @@ class MyFirstFit:
 
     def free_spans(self):
         return list(self.spans)
+
+
+EXPECT = "length 0"  # the message must contain this

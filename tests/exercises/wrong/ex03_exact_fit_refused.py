@@ -1,6 +1,5 @@
+# ruff: noqa
 """A span of exactly the asked length is passed over: > in place of >=."""
-
-EXPECT = "exactly the asked length"  # the message must contain this
 
 
 class MyFirstFit:
@@ -31,3 +30,6 @@ class MyFirstFit:
 
     def free_spans(self):
         return list(self.spans)
+
+
+EXPECT = "exactly the asked length"  # the message must contain this

@@ -1,6 +1,5 @@
+# ruff: noqa
 """A freed span is merged with the free span behind it, never with the one before it."""
-
-EXPECT = "LEFT neighbour"  # the message must contain this
 
 
 class MyFirstFit:
@@ -29,3 +28,6 @@ class MyFirstFit:
 
     def free_spans(self):
         return list(self.spans)
+
+
+EXPECT = "LEFT neighbour"  # the message must contain this

@@ -1,6 +1,5 @@
+# ruff: noqa
 """A freed span is merged with the free span before it, never with the one behind it."""
-
-EXPECT = "RIGHT neighbour"  # the message must contain this
 
 
 class MyFirstFit:
@@ -29,3 +28,6 @@ class MyFirstFit:
 
     def free_spans(self):
         return list(self.spans)
+
+
+EXPECT = "RIGHT neighbour"  # the message must contain this

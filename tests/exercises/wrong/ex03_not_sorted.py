@@ -1,6 +1,5 @@
+# ruff: noqa
 """Appends the freed span at the end of the list."""
-
-EXPECT = "address order"  # the message must contain this
 
 
 class MyFirstFit:
@@ -31,3 +30,6 @@ class MyFirstFit:
 
     def free_spans(self):
         return list(self.spans)
+
+
+EXPECT = "address order"  # the message must contain this

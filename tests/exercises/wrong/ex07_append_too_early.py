@@ -1,6 +1,5 @@
+# ruff: noqa
 """append takes the next block when one slot is still free."""
-
-EXPECT = "one token too early"  # the message must contain this
 
 
 class MyBlockTable:
@@ -40,3 +39,6 @@ class MyBlockTable:
     @property
     def num_free_blocks(self):
         return len(self.free_blocks)
+
+
+EXPECT = "one token too early"  # the message must contain this

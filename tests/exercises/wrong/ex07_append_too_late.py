@@ -1,6 +1,5 @@
+# ruff: noqa
 """append takes the next block one token after the last one was full."""
-
-EXPECT = "one token too late"  # the message must contain this
 
 
 class MyBlockTable:
@@ -40,3 +39,6 @@ class MyBlockTable:
     @property
     def num_free_blocks(self):
         return len(self.free_blocks)
+
+
+EXPECT = "one token too late"  # the message must contain this

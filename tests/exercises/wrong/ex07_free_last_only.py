@@ -1,6 +1,5 @@
+# ruff: noqa
 """free gives back only the last block."""
-
-EXPECT = "all its 3 blocks"  # the message must contain this
 
 
 class MyBlockTable:
@@ -40,3 +39,6 @@ class MyBlockTable:
     @property
     def num_free_blocks(self):
         return len(self.free_blocks)
+
+
+EXPECT = "all its 3 blocks"  # the message must contain this

@@ -1,6 +1,5 @@
+# ruff: noqa
 """slot() returns the position itself."""
-
-EXPECT = "look the block up"  # the message must contain this
 
 
 class MyBlockTable:
@@ -39,3 +38,6 @@ class MyBlockTable:
     @property
     def num_free_blocks(self):
         return len(self.free_blocks)
+
+
+EXPECT = "look the block up"  # the message must contain this

@@ -1,6 +1,5 @@
+# ruff: noqa
 """num_tokens // block_size + 1 blocks: one too many at every block boundary."""
-
-EXPECT = "takes one too many at a block boundary"  # the message must contain this
 
 
 class MyBlockTable:
@@ -40,3 +39,6 @@ class MyBlockTable:
     @property
     def num_free_blocks(self):
         return len(self.free_blocks)
+
+
+EXPECT = "takes one too many at a block boundary"  # the message must contain this

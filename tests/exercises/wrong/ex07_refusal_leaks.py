@@ -1,6 +1,5 @@
+# ruff: noqa
 """Takes blocks one by one and gives up in the middle, keeping what it took."""
-
-EXPECT = "blocks leaked"  # the message must contain this
 
 
 class MyBlockTable:
@@ -42,3 +41,6 @@ class MyBlockTable:
     @property
     def num_free_blocks(self):
         return len(self.free_blocks)
+
+
+EXPECT = "blocks leaked"  # the message must contain this

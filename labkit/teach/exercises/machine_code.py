@@ -1,0 +1,109 @@
+"""A learner's kernel as machine code: compiled ahead of time by `labkit.kernels.compile` in a process of its own, and
+timed on a GPU where there is one. Both need the source text only; nothing of it runs in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import LabError
+from labkit.teach.exercises.base import Mistake
+
+if TYPE_CHECKING:
+    from labkit.kernels.compile import CompileRow
+
+MODULE = "learner_kernels"
+
+
+def compile_kernel(
+    source: str, function: str, types: dict[str, str], constexprs: dict[str, Any], arch: int
+) -> CompileRow:
+    """Raises `Mistake` with the compiler's own sentence when it refuses."""
+    from labkit.kernels.compile import compile_table
+    from labkit.kernels.specs import CompileCase
+
+    pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
+    case = CompileCase(
+        kernel=function,
+        shape="the exercise's",
+        module=MODULE,
+        function=function,
+        types=types,
+        constexprs=constexprs,
+        aligned=pointers,
+        num_warps=4,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / f"{MODULE}.py").write_text(source, encoding="utf-8")
+        sys.path.insert(0, folder)
+        try:
+            return compile_table([case], (arch,), cache_dir=None)[0]
+        except LabError as error:
+            last = [line for line in str(error).splitlines() if line.strip()][-1]
+            raise Mistake(
+                f"under the interpreter your kernel is right, but it does not compile to machine code: {last.strip()}"
+            ) from None
+        finally:
+            sys.path.remove(folder)
+
+
+def bench_on_gpu(source: str) -> str:
+    """`"On an NVIDIA ...: 0.42 ms, the lab's kernel 0.11 ms."`, or an empty string without a GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return "No GPU here, so no time."
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / f"{MODULE}.py").write_text(source, encoding="utf-8")
+        env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        env |= {"LABKIT_KERNELS": "auto"}
+        env["PYTHONPATH"] = os.pathsep.join([folder, *(path for path in sys.path if path)])
+        command = [sys.executable, "-m", "labkit.teach.exercises.machine_code"]
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        except subprocess.TimeoutExpired:
+            return "On the GPU it did not come to an end within 120 s."
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        return f"Not timed on the GPU: {' '.join(last)}"
+    found = json.loads(done.stdout.splitlines()[-1])
+    return (
+        f"On {found['device']}, 16 requests of 2,048 tokens: {found['learner_ms']:.3f} ms, the lab's kernel "
+        f"{found['lab_ms']:.3f} ms."
+    )
+
+
+def main() -> None:
+    """In the process that has the GPU: time both on one batch."""
+    import importlib
+
+    import torch
+    import triton.testing
+
+    from labkit.kernels import paged_decode_attention
+    from labkit.teach.exercises.ex14_paged_decode import make_case
+
+    if not torch.cuda.is_available():
+        raise SystemExit("PyTorch finds no CUDA device")
+    learner = importlib.import_module(MODULE)
+    case = make_case(0, [2048] * 16, 32, 8, 128, 16, 1.0, device="cuda", garbage=0.0)
+    ours = learner.my_paged_decode(**case)
+    error = float((ours - paged_decode_attention(**case)).abs().max())
+    if error > 1e-3:
+        raise SystemExit(f"on the GPU the result differs by {error:.2g}")
+    times = {
+        name: float(triton.testing.do_bench(function, return_mode="median"))
+        for name, function in (
+            ("learner_ms", lambda: learner.my_paged_decode(**case)),
+            ("lab_ms", lambda: paged_decode_attention(**case, validate=False)),
+        )
+    }
+    print(json.dumps({"device": torch.cuda.get_device_name(), **times}))
+
+
+if __name__ == "__main__":
+    main()

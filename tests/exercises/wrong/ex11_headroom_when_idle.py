@@ -1,0 +1,24 @@
+# ruff: noqa
+"""Keeps the headroom free when nobody runs."""
+
+
+def my_admit(
+    num_prompt_tokens,
+    max_output_tokens,
+    num_hit_tokens,
+    *,
+    block_size,
+    num_blocks,
+    num_free_blocks,
+    num_running,
+    headroom,
+):
+    at_most = -(-(num_prompt_tokens + max_output_tokens) // block_size)
+    if at_most > num_blocks:
+        return "never"
+    needed = -(-num_prompt_tokens // block_size) - num_hit_tokens // block_size
+    kept_free = int(headroom * num_blocks)
+    return "admit" if needed <= num_free_blocks - kept_free else "wait"
+
+
+EXPECT = "the only request"  # the message must contain this

@@ -1,0 +1,22 @@
+# ruff: noqa
+"""Never says never."""
+
+
+def my_admit(
+    num_prompt_tokens,
+    max_output_tokens,
+    num_hit_tokens,
+    *,
+    block_size,
+    num_blocks,
+    num_free_blocks,
+    num_running,
+    headroom,
+):
+    at_most = -(-(num_prompt_tokens + max_output_tokens) // block_size)
+    needed = -(-num_prompt_tokens // block_size) - num_hit_tokens // block_size
+    kept_free = int(headroom * num_blocks) if num_running else 0
+    return "admit" if needed <= num_free_blocks - kept_free else "wait"
+
+
+EXPECT = "it could never finish"  # the message must contain this
