@@ -63,7 +63,7 @@ def test_nothing_that_can_hang_and_a_last_cell_that_judges(cells, request):
     for word in ("interact(", "interactive_output", "interactive(", "widgets.Output", "W.Output"):
         assert word not in code
     assert cells.cells[-1].source.rstrip().splitlines()[-1].startswith("finish(")
-    assert "SliderPanel(" in code
+    assert "SliderPanel(" in code or "whatif_panel(" in code
 
 
 def test_each_notebook_makes_its_own_claims(cells):
