@@ -85,7 +85,7 @@ class Snapshot:
         return [segment for segment in self.segments if segment.device == device]
 
     def trace(self, device: int) -> tuple[SnapshotEvent, ...]:
-        return self.traces[device] if device < len(self.traces) else ()
+        return self.traces[device] if 0 <= device < len(self.traces) else ()
 
     def spans(self, device: int = 0) -> list[Span]:
         """The blocks as the layout of an allocator: `segment` numbers the segments, `tag` is the innermost frame."""

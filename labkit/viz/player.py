@@ -126,13 +126,19 @@ def page(body: str, title: str) -> str:
 
 
 def write_page(path: str | os.PathLike[str], body: str, *, title: str) -> Path:
-    """Write a page to `path`, first under a temporary name."""
-    target = Path(path)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=target.parent, suffix=".part", delete=False
-    ) as out:
-        out.write(page(body, title))
-    os.replace(out.name, target)
+    """Write a page to `path`, first under a temporary name. Raises `LabError` where no file can be written."""
+    target, temporary = Path(path), ""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, suffix=".part", delete=False
+        ) as out:
+            temporary = out.name
+            out.write(page(body, title))
+        os.replace(temporary, target)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise LabError(f"{target}: cannot be written ({error.strerror}); give the path of a file") from None
     return target
 
 

@@ -99,7 +99,10 @@ def _csv_records(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     header = [name.strip() for name in next(csv.reader([header_line]), [])]
     _check_names(header, path, row, allowed=(*REQUIRED, *OPTIONAL))
     for row, line in rows:
-        fields = next(csv.reader([line]))
+        try:
+            fields = next(csv.reader([line]))
+        except csv.Error as error:
+            raise InputError(path, f"is not CSV ({error})", row=row) from None
         if len(fields) != len(header):
             raise InputError(path, f"has {len(fields)} fields; the header has {len(header)}", row=row)
         yield row, {name: value.strip() for name, value in zip(header, fields) if value.strip()}
@@ -111,6 +114,8 @@ def _json_records(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(path, f"is not JSON ({error.msg}); write one object a line", row=row) from None
+        except RecursionError:
+            raise InputError(path, "is nested too deeply; write one object a line", row=row) from None
         if not isinstance(record, dict):
             raise InputError(path, "is not an object; write one object a line", row=row)
         _check_names(list(record), path, row, allowed=(*REQUIRED, *OPTIONAL, *JSON_ONLY))
@@ -122,6 +127,8 @@ def _check_names(names: list[str], path: Path, row: int, allowed: tuple[str, ...
         if name not in names:
             raise InputError(path, f"is missing; required are {', '.join(REQUIRED)}", row=row, field=name)
     for name in names:
+        if names.count(name) > 1:
+            raise InputError(path, "is there twice; each name once", row=row, field=name)
         if name not in allowed:
             raise InputError(
                 path, f"is not known; accepted are {', '.join(allowed)}", row=row, field=name or "(empty)"
