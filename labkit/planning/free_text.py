@@ -21,7 +21,7 @@ def first_number(value: Any) -> float | None:
 def read_utilisation(value: Any, engine: str) -> float | None:
     number = first_number(value)
     if number is not None:
-        return number
+        return number / 100 if isinstance(value, str) and "%" in value else number
     return 0.9 if isinstance(value, str) and "default" in value and engine != "sglang" else None
 
 
