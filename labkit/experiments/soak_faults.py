@@ -55,11 +55,11 @@ class Leak(SoakFault):
 
 @FAULTS.register("sessions")
 class LongSessions(SoakFault):
-    """`num` sessions, each between a quarter and seven quarters of 1/`parts` of the cache. After every `every`-th request the
+    """`num` sessions, each 1/`parts` of the cache, give or take `spread` of it. After every `every`-th request the
     oldest one ends and a new one begins where there is room. After a restart all of them reconnect first, side by side."""
 
-    def __init__(self, num: int = 24, parts: int = 100, every: int = 50, seed: int = 0):
-        self.num, self.parts, self.every = num, parts, every
+    def __init__(self, num: int = 24, parts: int = 100, every: int = 50, spread: float = 0.75, seed: int = 0):
+        self.num, self.parts, self.every, self.spread = num, parts, every, spread
         self.rng = np.random.default_rng(seed)
 
     def attach(self, kv: KVCacheManager) -> None:
@@ -78,7 +78,9 @@ class LongSessions(SoakFault):
 
     def _open(self) -> bool:
         name = f"session {self.num_opened}"
-        tokens = max(1, int(self.rng.uniform(0.25, 1.75) * self.kv.capacity_tokens / self.parts))
+        tokens = max(
+            1, int(self.rng.uniform(1 - self.spread, 1 + self.spread) * self.kv.capacity_tokens / self.parts)
+        )
         if not _take(self.kv, name, tokens):
             return False
         self.num_opened += 1
