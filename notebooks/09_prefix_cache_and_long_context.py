@@ -94,7 +94,7 @@ unshared = reuse_of(nothing_shared(chat), "hash", capacity_tokens=100_000)
 longer.compare(cached.block_life_s / plain.block_life_s)
 draw_bars(
     {
-        name: {"prompt tokens computed (thousand)": r.num_prefill_tokens / 1000, "median life of a block (s)": r.block_life_s}
+        name: {"prefill (K tokens)": r.num_prefill_tokens / 1000, "median block life (s)": r.block_life_s}
         for name, r in {"no prefix cache": plain, "prefix cache": cached, "prefix cache, nothing shared": unshared}.items()
     },
     ylabel="thousand tokens, or seconds",
@@ -171,15 +171,15 @@ draw_tradeoff(
 )
 
 # %% [markdown]
-# The middle curve is the mean busy period of a queue with infinitely many servers, (exp(a) − 1) / rate for a requests alive:
-# the prefix is held as long as *somebody* is there. At four alive it hardly ever comes back.
+# The prefix is held as long as *somebody* is there: the busy period of a queue with infinitely many servers, on average
+# (exp(a) − 1) / rate with a requests alive. Every further request alive multiplies it by 2.7.
 
 # %%
 small = prefix_load(lab.rng(3), rate=1.2, num_requests=40)
 runs = []
 for title, prefix in {"every request its own": "off", "one shared prefix": "hash"}.items():
-    looks = layouts(small, prefix=prefix, capacity_tokens=16_384)
-    builder = RunBuilder(total=16_384 * BYTES_PER_TOKEN, title=title)
+    looks = layouts(small, prefix=prefix, capacity_tokens=10_240)
+    builder = RunBuilder(total=10_240 * BYTES_PER_TOKEN, title=title)
     for time_s, layout in looks:
         builder.add(time_s, layout)
     runs.append(builder.finish())
@@ -344,7 +344,7 @@ claim(
 
 # %% [markdown]
 # Two different losses. The border inside a block is small with blocks of 16 and is repaired by padding the template or by
-# copying a part of a block. The larger one is the grey bar of the first figure: a chunk that stands behind something new is
+# copying a part of a block. The larger one is the orange part of the first figure: a chunk that stands behind something new is
 # known text and still cannot be reused, since its keys and values depend on all that stands before it. Put what changes last.
 #
 # ## 9.5 The whole trade-off
