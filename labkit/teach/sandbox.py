@@ -8,7 +8,8 @@ result comes back through a pipe, and a child that loops, eats memory, calls `os
 sentence. The parent must not have run torch operators on several threads (a fork does not copy threads): code that
 needs torch goes to the worker of `labkit.teach.triton_worker`.
 
-Memory is limited relative to what the process maps already (RLIMIT_AS). Where there is no `fork` (Windows) the function
+Time is CPU time of the child, so that a busy machine stops no good solution; a child that sleeps is stopped when
+`PATIENCE` times as many seconds have passed. Memory is limited relative to what the process maps already (RLIMIT_AS). Where there is no `fork` (Windows) the function
 runs in this process, without limits, and the outcome says so; where the kernel ignores RLIMIT_AS (macOS) only the time
 limit holds.
 """
@@ -16,6 +17,7 @@ limit holds.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
 import pickle
@@ -36,6 +38,7 @@ from labkit.units import MIB
 Kind = Literal["value", "error", "timeout", "memory", "exit", "crash"]
 
 MEMORY_BYTES = 1024 * MIB
+PATIENCE = 4  # seconds on the clock for each second of computing
 PRINTED = 4000  # characters of the learner's own prints that are kept
 _LENGTH = struct.Struct("<Q")
 
@@ -57,7 +60,7 @@ class Outcome:
 def run_limited(
     function: Callable[[], Any], *, time_s: float = 2.0, memory_bytes: int = MEMORY_BYTES
 ) -> Outcome:
-    """Call `function()` in a child; never raises for anything that the function does."""
+    """Call `function()` in a child; never raises for anything that the function does. `time_s` is CPU time."""
     if not hasattr(os, "fork"):
         return _run_here(function)
     reader, writer = os.pipe()
@@ -69,34 +72,29 @@ def run_limited(
         pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _child(function, writer, memory_bytes)  # does not return
+        _child(function, writer, time_s, memory_bytes)  # does not return
     os.close(writer)
     try:
-        payload, in_time = _read(reader, time.monotonic() + time_s)
+        payload, in_time = _read(reader, time.monotonic() + PATIENCE * time_s)
     finally:
         os.close(reader)
         status = _end(pid)
     if not in_time:
-        return Outcome(
-            "timeout",
-            sentence=f"stopped after {time_s:g} s: the code did not come to an end (a loop whose condition never becomes "
-            "false?)",
-        )
-    return _outcome(payload, status, memory_bytes)
+        return Outcome("timeout", sentence=_too_long(PATIENCE * time_s))
+    return _outcome(payload, status, time_s, memory_bytes)
 
 
-def _read(reader: int, deadline: float) -> tuple[bytes, bool]:
-    """All bytes until the child closes its end; False when the time was up first."""
-    parts: list[bytes] = []
+def _read(reader: int, deadline: float) -> tuple[bytearray, bool]:
+    """All bytes of the message; False when the time was up first."""
+    whole = bytearray()
     while True:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([reader], [], [], left)[0]:
-            return b"".join(parts), False
-        part = os.read(reader, 1 << 16)
+            return whole, False
+        part = os.read(reader, 1 << 20)
         if not part:
-            return b"".join(parts), True
-        parts.append(part)
-        whole = b"".join(parts)
+            return whole, True
+        whole += part
         if (
             len(whole) >= _LENGTH.size
             and len(whole) >= _LENGTH.size + _LENGTH.unpack(whole[: _LENGTH.size])[0]
@@ -115,13 +113,15 @@ def _end(pid: int) -> int:
     return status
 
 
-def _outcome(payload: bytes, status: int, memory_bytes: int) -> Outcome:
+def _outcome(payload: bytearray, status: int, time_s: float, memory_bytes: int) -> Outcome:
     if len(payload) > _LENGTH.size:
         try:
             outcome: Outcome = pickle.loads(payload[_LENGTH.size :])
             return outcome
         except Exception as error:
             return Outcome("crash", sentence=f"the result of the code could not be read back ({error})")
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        return Outcome("timeout", sentence=_too_long(time_s))
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
         name = signal.Signals(os.WTERMSIG(status)).name
         return Outcome(
@@ -136,21 +136,28 @@ def _outcome(payload: bytes, status: int, memory_bytes: int) -> Outcome:
     return Outcome("memory", sentence=_too_much(memory_bytes))
 
 
+def _too_long(seconds: float) -> str:
+    return f"stopped after {seconds:g} s: the code did not come to an end (a loop whose condition never becomes false?)"
+
+
 def _too_much(memory_bytes: int) -> str:
     return (
         f"stopped: the code asked for more memory than the {memory_bytes // MIB:,} MiB that a check may use"
     )
 
 
-def _child(function: Callable[[], Any], writer: int, memory_bytes: int) -> None:
+def _child(function: Callable[[], Any], writer: int, time_s: float, memory_bytes: int) -> None:
     """Call the function under the limits, write the outcome, end. Nothing that belongs to the parent runs: no `finally`,
     no `atexit`, no flush of its buffers."""
     try:
         os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
             signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, time_s)  # ends in SIGPROF
+        faulthandler.disable()  # the parent says in one sentence what a crash was
         _limit_memory(memory_bytes)
         outcome = _call(function, memory_bytes)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _limit_memory(None)
         try:
             payload = pickle.dumps(outcome)

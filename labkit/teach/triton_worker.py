@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from labkit.errors import LabError
-from labkit.teach.sandbox import Outcome, run_limited
+from labkit.teach.sandbox import PATIENCE, Outcome, run_limited
 from labkit.units import GIB
 
 PRELUDE = "import math\n\nimport torch\nimport triton\nimport triton.language as tl\n"
@@ -105,7 +105,7 @@ class _Worker:
             assert process.stdin is not None
             assert process.stdout is not None
             send(process.stdin, (exercise_id, source, time_s))
-            answer = receive(process.stdout, time_s + 10)
+            answer = receive(process.stdout, PATIENCE * time_s + 10)
             if answer is None:
                 self.stop()
                 return Outcome("crash", sentence="the process that checks Triton kernels died; check again")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -50,7 +51,8 @@ class Exercise:
     targets: tuple[str, ...]
     hints: tuple[str, ...]
     run: Callable[..., str]
-    time_s: float = 5.0
+    #: CPU seconds; on the clock `sandbox.PATIENCE` times as many
+    time_s: float = 2.0
     worker: bool = False
     #: runs in this process after a check in the worker passed: compiling, benching; returns a sentence
     afterwards: Callable[[str], str] | None = None
@@ -87,6 +89,58 @@ def that(condition: bool, message: str, *pictures: Picture) -> None:
     """`Mistake(message, *pictures)` unless `condition`."""
     if not condition:
         raise Mistake(message, *pictures)
+
+
+class Remember:
+    """A learner's class that remembers its last instance and how it was made, so that a failure can be drawn."""
+
+    def __init__(self, learner_class: Callable[..., Any]):
+        self.learner_class = learner_class
+        self.last: Any = None
+        self.args: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        self.args, self.last = args, None
+        self.last = self.learner_class(*args)
+        return self.last
+
+
+@contextlib.contextmanager
+def drawn(picture: Callable[[], Picture]) -> Iterator[None]:
+    """A mistake raised inside that brings no picture of its own gets this one, as things stand then."""
+    try:
+        yield
+    except Mistake as mistake:
+        if mistake.pictures:
+            raise
+        try:
+            shown = picture()
+        except Exception:  # what the learner's object is in may be beyond drawing
+            raise mistake from None
+        raise Mistake(mistake.message, shown) from None
+
+
+def pool_picture(
+    title: str, pool: Any, names: Sequence[str], num_blocks: int, twice: str = "shared"
+) -> Picture:
+    """The blocks that `pool.block_table(name)` says for each name that is live; those that two
+    name stand out as `twice` ("shared", or "twice" where it is a mistake)."""
+    owners: list[str | None] = [None] * num_blocks
+    for name in names:
+        try:
+            blocks = list(pool.block_table(name))
+        except (KeyError, IndexError, TypeError):
+            continue
+        for block in blocks:
+            if 0 <= block < num_blocks:
+                owners[block] = name if owners[block] is None else twice
+    return blocks_picture(title, owners)
+
+
+def framed(ranges: Sequence[tuple[int, int]], limit: int = 8) -> dict[str, tuple[int, int]]:
+    """`highlight` of a layout that outlines each (offset, size) without a text, so that free neighbours that were not
+    merged are seen; nothing when there are more than `limit`."""
+    return {" " * (i + 1): place for i, place in enumerate(ranges)} if len(ranges) <= limit else {}
 
 
 def blocks_picture(title: str, owners: Sequence[str | None]) -> Picture:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from labkit.memory import make_allocator
 from labkit.memory.base import Allocation, OutOfMemory, Span
-from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.base import Exercise, Mistake, Picture, Remember, drawn, framed, that
 
 
 def run(first_fit_class: type) -> str:
-    _fresh(first_fit_class)
-    _lowest_first(first_fit_class)
-    _coalescing(first_fit_class)
-    num = _random(first_fit_class)
+    make = Remember(first_fit_class)
+    with drawn(lambda: picture("yours", spans_of(make.last), make.args[0])):
+        _fresh(make)
+        _lowest_first(make)
+        _coalescing(make)
+        num = _random(make)
     return f"{num:,} random operations on 30 seeds: the same offsets and free spans as the lab's first fit."
 
 
-def _fresh(cls: type) -> None:
+def _fresh(cls: Callable[..., Any]) -> None:
     heap = cls(1000)
     that(
         spans_of(heap) == [(0, 1000)],
@@ -37,13 +40,13 @@ def _fresh(cls: type) -> None:
     )
 
 
-def _lowest_first(cls: type) -> None:
+def _lowest_first(cls: Callable[..., Any]) -> None:
     """Holes of 300, 100, 200 (in address order)."""
     heap = cls(1000)
     at = [heap.malloc(size) for size in (300, 50, 100, 50, 200, 300)]
     that(
         at == [0, 300, 350, 450, 500, 700],
-        f"six mallocs in a row lie side by side from offset 0; yours are at {at}.",
+        f"six mallocs in a row lie side by side from offset 0 on (the low end of a span is handed out); yours are at {at}.",
     )
     for offset in (at[4], at[0], at[2]):
         heap.free(offset)
@@ -64,7 +67,7 @@ def _lowest_first(cls: type) -> None:
     that(
         got == 0,
         f"malloc(90) with holes {holes} returned {got} and should return 0: {why}.",
-        picture("holes", holes, 1000, ("expected", 0, 90)),
+        picture("framed: where malloc(90) belongs", holes, 1000, (" ", 0, 90)),
     )
     that(
         (90, 210) in spans_of(heap),
@@ -72,7 +75,7 @@ def _lowest_first(cls: type) -> None:
     )
 
 
-def _coalescing(cls: type) -> None:
+def _coalescing(cls: Callable[..., Any]) -> None:
     orders = {
         "left": ((0, 100), "the freed span lies right behind a free one: merge with the LEFT neighbour"),
         "right": ((100, 0), "the freed span lies right before a free one: merge with the RIGHT neighbour"),
@@ -95,7 +98,7 @@ def _coalescing(cls: type) -> None:
         )
 
 
-def _random(cls: type) -> int:
+def _random(cls: Callable[..., Any]) -> int:
     num = 0
     for seed in range(30):
         rng = np.random.default_rng([3, seed])
@@ -158,8 +161,10 @@ def picture(
         at = max(at, offset + size)
     if at < capacity:
         spans.append(Span(at, capacity - at, "allocated", capacity - at, "", "request"))
-    options = {} if frame is None else {"highlight": {frame[0]: frame[1:]}}
-    return Picture("layout", title, spans, options)
+    if len(free) <= 6:
+        title = f"{title}: free {', '.join(map(str, free)) or 'nothing'}"
+    frames = framed(free) if frame is None else {frame[0]: frame[1:]}
+    return Picture("layout", title, spans, {"highlight": frames} if frames else {})
 
 
 EXERCISE = Exercise(

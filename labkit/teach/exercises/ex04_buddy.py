@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from labkit.memory import make_allocator
 from labkit.memory.base import Allocation, OutOfMemory, Span
-from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.base import Exercise, Mistake, Picture, Remember, drawn, framed, that
 
 
 def run(buddy_class: type) -> str:
-    _rounding(buddy_class)
-    _splitting(buddy_class)
-    _merging(buddy_class)
-    num = _random(buddy_class)
+    make = Remember(buddy_class)
+    with drawn(lambda: picture("yours", free_of(make.last), make.args[0])):
+        _rounding(make)
+        _splitting(make)
+        _merging(make)
+        num = _random(make)
     return f"{num:,} random operations on 30 seeds: the same offsets and free blocks as the lab's buddy allocator."
 
 
-def _rounding(cls: type) -> None:
+def _rounding(cls: Callable[..., Any]) -> None:
     for size, block in ((64, 64), (65, 128), (128, 128), (1, 16), (16, 16), (17, 32)):
         heap = cls(1024, 16)
         heap.malloc(size)
@@ -39,7 +42,7 @@ def _rounding(cls: type) -> None:
         )
 
 
-def _splitting(cls: type) -> None:
+def _splitting(cls: Callable[..., Any]) -> None:
     heap = cls(1024, 16)
     first = heap.malloc(64)
     that(
@@ -73,7 +76,7 @@ def _splitting(cls: type) -> None:
     that(heap.malloc(128) is None, "malloc(128) with one block of 64 free must return None.")
 
 
-def _merging(cls: type) -> None:
+def _merging(cls: Callable[..., Any]) -> None:
     heap = cls(256, 64)
     for _ in range(4):
         heap.malloc(64)
@@ -104,7 +107,7 @@ def _merging(cls: type) -> None:
     )
 
 
-def _random(cls: type) -> int:
+def _random(cls: Callable[..., Any]) -> int:
     num = 0
     for seed in range(30):
         rng = np.random.default_rng([4, seed])
@@ -157,7 +160,9 @@ def picture(title: str, free: dict[int, list[int]], capacity: int = 1024) -> Pic
         at = max(at, offset + size)
     if at < capacity:
         spans.append(Span(at, capacity - at, "allocated", capacity - at, "", "request"))
-    return Picture("layout", title, spans)
+    frames = framed([(offset, size) for size, offsets in free.items() for offset in offsets])
+    title = f"{title}: free {free}" if len(str(free)) < 80 else title
+    return Picture("layout", title, spans, {"highlight": frames} if frames else {})
 
 
 EXERCISE = Exercise(

@@ -9,13 +9,16 @@ import numpy as np
 
 from labkit.memory import make_allocator
 from labkit.memory.base import Allocation, Allocator, OutOfMemory
-from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.base import Exercise, Mistake, Picture, drawn, that
 
 
 class Spy:
     """The lab's first-fit allocator with memory behind it: notes the calls in order and what is live at each."""
 
+    last: Spy | None = None
+
     def __init__(self, capacity: int):
+        Spy.last = self
         self.inner: Allocator = make_allocator("first-fit", capacity)
         self.memory = np.full(capacity, -1, dtype=np.int64)
         self.live: dict[int, Allocation] = {}
@@ -63,10 +66,11 @@ Grow = Callable[[Spy, Allocation, int, int], tuple[Allocation, int]]
 
 
 def run(my_grow: Grow) -> str:
-    _in_place(my_grow)
-    _by_copy(my_grow)
-    _no_room(my_grow)
-    num, peak = _random(my_grow)
+    with drawn(lambda: Spy.last.picture("the allocator") if Spy.last else Picture("layout", "", [])):
+        _in_place(my_grow)
+        _by_copy(my_grow)
+        _no_room(my_grow)
+        num, peak = _random(my_grow)
     return f"{num} growths on 40 seeds keep every token, copy no more than was written; the peak reached {peak:.2f} x the old size."
 
 

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from labkit.kv.base import NoSpace
 from labkit.kv.paged import PagedKVCache
-from labkit.teach.exercises.base import Exercise, Mistake, Picture, blocks_picture, that
+from labkit.teach.exercises.base import (
+    Exercise,
+    Mistake,
+    Picture,
+    Remember,
+    drawn,
+    pool_picture,
+    that,
+)
 
 SIZE = 4
 
 
 def run(table_class: type) -> str:
-    _allocate(table_class)
-    _append(table_class)
-    _slots(table_class)
-    _refusal(table_class)
-    _free(table_class)
-    num = _random(table_class)
+    make = Remember(table_class)
+    with drawn(lambda: pool_picture("the pool", make.last, "ab", make.args[0])):
+        _allocate(make)
+        _append(make)
+        _slots(make)
+        _free(make)
+        _refusal(make)
+        num = _random(make)
     return f"{num:,} random operations on 30 seeds: the same admissions and free blocks as the lab's paged cache, no block in two tables."
 
 
-def _allocate(cls: type) -> None:
+def _allocate(cls: Callable[..., Any]) -> None:
     for num_tokens in (1, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 2 * SIZE + 1):
         table = cls(8, SIZE)
         that(
@@ -40,7 +51,7 @@ def _allocate(cls: type) -> None:
         that(
             len(blocks) == expected,
             f"{num_tokens} tokens in blocks of {SIZE} need {expected} blocks and you took {len(blocks)}: {why}.",
-            picture("yours", table, ["a"], 8),
+            pool_picture("yours", table, ["a"], 8),
         )
         that(
             table.num_free_blocks == 8 - expected,
@@ -48,7 +59,7 @@ def _allocate(cls: type) -> None:
         )
 
 
-def _append(cls: type) -> None:
+def _append(cls: Callable[..., Any]) -> None:
     table = cls(8, SIZE)
     table.allocate("a", SIZE - 1)
     for num_tokens in range(SIZE, 2 * SIZE + 2):
@@ -62,11 +73,11 @@ def _append(cls: type) -> None:
             got == expected,
             f"after the append that makes {num_tokens} tokens (blocks of {SIZE}) the table has {got} blocks and should have "
             f"{expected}: the new block comes {when}.",
-            picture("yours", table, ["a"], 8),
+            pool_picture("yours", table, ["a"], 8),
         )
 
 
-def _slots(cls: type) -> None:
+def _slots(cls: Callable[..., Any]) -> None:
     table = cls(8, SIZE)
     table.allocate("a", SIZE)
     table.allocate("b", 1)
@@ -83,11 +94,11 @@ def _slots(cls: type) -> None:
         that(
             got == expected,
             f"slot('a', {position}) with block table {blocks} is {got} and should be {expected}: {why}.",
-            picture("the pool", table, ["a", "b"], 8),
+            pool_picture("the pool", table, ["a", "b"], 8),
         )
 
 
-def _refusal(cls: type) -> None:
+def _refusal(cls: Callable[..., Any]) -> None:
     table = cls(4, SIZE)
     table.allocate("a", 2 * SIZE)
     ok = table.allocate("b", 3 * SIZE)
@@ -96,7 +107,7 @@ def _refusal(cls: type) -> None:
         table.num_free_blocks == 2,
         f"a refused allocate changed num_free_blocks from 2 to {table.num_free_blocks}: blocks leaked. Count first, take "
         "afterwards.",
-        picture("after the refusal", table, ["a"], 4),
+        pool_picture("after the refusal", table, ["a"], 4),
     )
     that(
         bool(table.allocate("b", 2 * SIZE)),
@@ -120,11 +131,11 @@ def _refusal(cls: type) -> None:
         right,
         "after a refused append the next successful one places the token at position 8, the first slot of the new block: "
         "the refused append must not count its token.",
-        picture("after append, refused append, free('b'), two appends", table, ["a"], 4),
+        pool_picture("after append, refused append, free('b'), two appends", table, ["a"], 4),
     )
 
 
-def _free(cls: type) -> None:
+def _free(cls: Callable[..., Any]) -> None:
     table = cls(8, SIZE)
     table.allocate("a", 3 * SIZE)
     table.allocate("b", SIZE)
@@ -132,7 +143,7 @@ def _free(cls: type) -> None:
     that(
         table.num_free_blocks == 7,
         f"free('a') must give all its 3 blocks back: 7 of 8 should be free, num_free_blocks is {table.num_free_blocks}.",
-        picture("after free('a')", table, ["b"], 8),
+        pool_picture("after free('a')", table, ["b"], 8),
     )
     that(
         bool(table.allocate("a", SIZE)),
@@ -141,7 +152,7 @@ def _free(cls: type) -> None:
     that(len(table.block_table("a")) == 1, "the freed request's old blocks are still in its new table.")
 
 
-def _random(cls: type) -> int:
+def _random(cls: Callable[..., Any]) -> int:
     num = 0
     for seed in range(30):
         rng = np.random.default_rng([7, seed])
@@ -171,7 +182,7 @@ def _random(cls: type) -> int:
                 mine.free(name)
                 got, expected, did = True, True, f"free({name!r})"
             where = f"(seed {seed}, operation {step}: {num_blocks} blocks of {size})"
-            pool = picture("yours", mine, live, num_blocks)
+            pool = pool_picture("yours", mine, live, num_blocks)
             that(got == expected, f"{did} returned {got} and should return {expected} {where}.", pool)
             that(
                 mine.num_free_blocks == lab.num_free_blocks,
@@ -192,15 +203,6 @@ def _disjoint(mine: Any, live: list[str], num_blocks: int, what: str, pool: Pict
                     f"block {block} is in the tables of {owner[block]} and {name} after {what}.", pool
                 )
             owner[block] = name
-
-
-def picture(title: str, table: Any, live: list[str], num_blocks: int) -> Picture:
-    owners: list[str | None] = [None] * num_blocks
-    for name in live:
-        for block in table.block_table(name):
-            if 0 <= block < num_blocks:
-                owners[block] = name if owners[block] is None else "twice"
-    return blocks_picture(title, owners)
 
 
 EXERCISE = Exercise(

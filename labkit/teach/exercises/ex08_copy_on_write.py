@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from labkit.kv.base import NoSpace
 from labkit.kv.paged import PagedKVCache
-from labkit.teach.exercises.base import Exercise, Picture, blocks_picture, that
+from labkit.teach.exercises.base import Exercise, Remember, drawn, pool_picture, that
 
 SIZE = 4
 
 
-def run(cls: type) -> str:
-    _sharing(cls)
-    _freeing(cls)
-    _writing(cls)
-    _no_copy(cls)
-    _no_room(cls)
-    num = _random(cls)
+def run(cls: Callable[..., Any]) -> str:
+    make = Remember(cls)
+    with drawn(lambda: pool_picture("the pool", make.last, "ab", make.args[0])):
+        _sharing(make)
+        _freeing(make)
+        _writing(make)
+        _no_copy(make)
+        _no_room(make)
+        num = _random(make)
     return f"{num:,} random operations on 30 seeds: counts equal the tables that name a block, copies are those of the lab's cache."
 
 
-def _sharing(cls: type) -> None:
+def _sharing(cls: Callable[..., Any]) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE + 2)
     pool.fork("a", "b")
-    view = picture("after fork('a', 'b')", pool, ["a", "b"], 8)
+    view = pool_picture("after fork('a', 'b')", pool, ["a", "b"], 8)
     that(
         list(pool.block_table("b")) == list(pool.block_table("a")),
         f"fork shares every block, the partly filled last one too: a has {list(pool.block_table('a'))}, b has "
@@ -48,12 +51,12 @@ def _sharing(cls: type) -> None:
     )
 
 
-def _freeing(cls: type) -> None:
+def _freeing(cls: Callable[..., Any]) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", 2 * SIZE)
     pool.fork("a", "b")
     pool.free("b")
-    view = picture("after fork('a', 'b'), free('b')", pool, ["a"], 8)
+    view = pool_picture("after fork('a', 'b'), free('b')", pool, ["a"], 8)
     that(
         pool.num_free_blocks == 6,
         f"free('b') at count 2 leaves count 1: a still holds the blocks, so 6 of 8 are free and not {pool.num_free_blocks}. "
@@ -73,14 +76,14 @@ def _freeing(cls: type) -> None:
     )
 
 
-def _writing(cls: type) -> None:
+def _writing(cls: Callable[..., Any]) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE + 2)
     pool.fork("a", "b")
     before = list(pool.block_table("a"))
     copies = _copies(pool, "b")
     after = list(pool.block_table("b"))
-    view = picture("after fork('a', 'b'), append('b')", pool, ["a", "b"], 8)
+    view = pool_picture("after fork('a', 'b'), append('b')", pool, ["a", "b"], 8)
     that(
         after[-1] != before[-1],
         "append('b') wrote into a block that a still reads: a shared, partly filled block is copied before it is written "
@@ -112,7 +115,7 @@ def _writing(cls: type) -> None:
     )
 
 
-def _no_copy(cls: type) -> None:
+def _no_copy(cls: Callable[..., Any]) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE + 2)
     copies = _copies(pool, "a")
@@ -124,7 +127,7 @@ def _no_copy(cls: type) -> None:
     pool.allocate("a", SIZE)
     pool.fork("a", "b")
     copies = _copies(pool, "b")
-    view = picture("after fork at a block boundary, append('b')", pool, ["a", "b"], 8)
+    view = pool_picture("after fork at a block boundary, append('b')", pool, ["a", "b"], 8)
     that(
         not copies,
         f"the last block is full, so the append writes into a fresh block: a full block is never written again and needs no "
@@ -139,7 +142,7 @@ def _no_copy(cls: type) -> None:
     )
 
 
-def _no_room(cls: type) -> None:
+def _no_room(cls: Callable[..., Any]) -> None:
     pool = cls(2, SIZE)
     pool.allocate("a", SIZE + 2)
     pool.fork("a", "b")
@@ -152,17 +155,17 @@ def _no_room(cls: type) -> None:
             list(pool.block_table("b")) == before and counts == [2, 2],
             f"an append that raised NoSpace must change nothing: b's table is {list(pool.block_table('b'))} (was {before}), "
             f"counts {counts} (were [2, 2]).",
-            picture("after the refusal", pool, ["a", "b"], 2),
+            pool_picture("after the refusal", pool, ["a", "b"], 2),
         )
         return
     that(
         False,
         f"a copy needs a free block and there is none: append('b') must raise NoSpace; it returned {copies}.",
-        picture("after it", pool, ["a", "b"], 2),
+        pool_picture("after it", pool, ["a", "b"], 2),
     )
 
 
-def _random(cls: type) -> int:
+def _random(cls: Callable[..., Any]) -> int:
     num = 0
     for seed in range(30):
         rng = np.random.default_rng([8, seed])
@@ -196,13 +199,13 @@ def _random(cls: type) -> int:
                 that(
                     (got is None) == (moves is None),
                     f"{did} {'raised NoSpace' if got is None else 'succeeded'} and the lab's cache says otherwise {where}.",
-                    picture("the pool", mine, live, num_blocks),
+                    pool_picture("the pool", mine, live, num_blocks),
                 )
                 if got is not None and moves is not None:
                     that(
                         len(got) == len(moves) and all(src == old[-1] for src, _ in got),
                         f"{did} copies {got} and the lab's cache copies {len(moves)} block(s), from {old[-1]} {where}.",
-                        picture("the pool", mine, live, num_blocks),
+                        pool_picture("the pool", mine, live, num_blocks),
                     )
             else:
                 live.remove(other)
@@ -217,7 +220,7 @@ def _random(cls: type) -> int:
 
 def _books(mine: Any, lab: PagedKVCache, live: list[str], num_blocks: int, when: str) -> None:
     named = Counter(block for name in live for block in mine.block_table(name))
-    view = picture("the pool", mine, live, num_blocks)
+    view = pool_picture("the pool", mine, live, num_blocks)
     for block in range(num_blocks):
         count = mine.ref_count(block)
         that(
@@ -251,16 +254,6 @@ def _try_append(pool: Any, name: str) -> list[tuple[int, int]] | None:
         return _copies(pool, name)
     except NoSpace:
         return None
-
-
-def picture(title: str, pool: Any, live: list[str], num_blocks: int) -> Picture:
-    """Shared blocks in the colour of a shared prefix."""
-    owners: list[str | None] = [None] * num_blocks
-    for name in live:
-        for block in pool.block_table(name):
-            if 0 <= block < num_blocks:
-                owners[block] = name if owners[block] is None else "shared"
-    return blocks_picture(title, owners)
 
 
 EXERCISE = Exercise(

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from labkit.kv.paged import PagedKVCache
 from labkit.kv.prefix_hash import HashPrefixCache
-from labkit.teach.exercises.base import Exercise, Mistake, Picture, blocks_picture, that
+from labkit.teach.exercises.base import (
+    Exercise,
+    Mistake,
+    Picture,
+    Remember,
+    drawn,
+    pool_picture,
+    that,
+)
 
 SIZE = 4
+NAMES = ("a", "b", "c", "x", "y", "long", "filler")
 
 
-def run(cls: type) -> str:
-    _finding(cls)
-    _parents(cls)
-    _in_use(cls)
-    _eviction_order(cls)
-    num, hits = _random(cls)
+def run(cls: Callable[..., Any]) -> str:
+    make = Remember(cls)
+    with drawn(lambda: pool_picture("the pool", make.last, NAMES, make.args[0])):
+        _finding(make)
+        _parents(make)
+        _in_use(make)
+        _eviction_order(make)
+        num, hits = _random(make)
     return f"{num:,} random admissions and frees on 30 seeds: the same {hits:,} hit tokens and refusals as the lab's hash cache."
 
 
-def _finding(cls: type) -> None:
+def _finding(cls: Callable[..., Any]) -> None:
     cache = cls(16, SIZE)
     prompt = list(range(1, 10))  # two full blocks and one token
     that(cache.admit("a", prompt) == 0, "the first request finds nothing: admit must return 0 hit tokens.")
@@ -60,7 +72,7 @@ def _finding(cls: type) -> None:
     )
 
 
-def _parents(cls: type) -> None:
+def _parents(cls: Callable[..., Any]) -> None:
     cache = cls(16, SIZE)
     cache.admit("a", [1, 1, 1, 1, 2, 2, 2, 2, 9])
     got = cache.admit("b", [2, 2, 2, 2, 1, 1, 1, 1, 9])
@@ -77,7 +89,7 @@ def _parents(cls: type) -> None:
     )
 
 
-def _in_use(cls: type) -> None:
+def _in_use(cls: Callable[..., Any]) -> None:
     cache = cls(4, SIZE)
     cache.admit("a", [1, 2, 3, 4, 5])
     that(
@@ -124,7 +136,7 @@ def _in_use(cls: type) -> None:
     )
 
 
-def _eviction_order(cls: type) -> None:
+def _eviction_order(cls: Callable[..., Any]) -> None:
     x, y, filler = [1] * 5, [2] * 5, [3] * 12
     cache = cls(4, SIZE)
     for name, prompt in (("x", x), ("y", y)):
@@ -164,7 +176,7 @@ def _eviction_order(cls: type) -> None:
     )
 
 
-def _random(cls: type) -> tuple[int, int]:
+def _random(cls: Callable[..., Any]) -> tuple[int, int]:
     num = hits = 0
     for seed in range(30):
         rng = np.random.default_rng([9, seed])
@@ -227,13 +239,8 @@ def _content(mine: Any, prompts: dict[str, list[int]], size: int, what: str, num
                 )
 
 
-def _view(cache: Any, live: Any, num_blocks: int = 16) -> Picture:
-    owners: list[str | None] = [None] * num_blocks
-    for name in live:
-        for block in cache.block_table(name):
-            if 0 <= block < num_blocks:
-                owners[block] = name if owners[block] is None else "shared"
-    return blocks_picture("who holds which block", owners)
+def _view(cache: Any, live: Iterable[str], num_blocks: int = 16) -> Picture:
+    return pool_picture("who holds which block", cache, list(live), num_blocks)
 
 
 EXERCISE = Exercise(

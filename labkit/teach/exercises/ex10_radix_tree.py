@@ -3,29 +3,32 @@ a plain set of prefixes (locks and eviction)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from labkit.kv.paged import PagedKVCache
 from labkit.kv.prefix_radix import RadixPrefixCache
-from labkit.teach.exercises.base import Exercise, Picture, that
+from labkit.teach.exercises.base import Exercise, Picture, Remember, drawn, that
 
 A, B = [1, 2, 3, 4, 5], [1, 2, 3, 7, 8]
 
 
-def run(cls: type) -> str:
-    _matching(cls)
-    _splitting(cls)
-    _evicting(cls)
-    _locking(cls)
-    _locking_inside(cls)
-    against_lab = _random_matching(cls)
-    num = _random(cls)
+def run(cls: Callable[..., Any]) -> str:
+    make = Remember(cls)
+    with drawn(lambda: _view(make.last)):
+        _matching(make)
+        _splitting(make)
+        _evicting(make)
+        _locking(make)
+        _locking_inside(make)
+        against_lab = _random_matching(make)
+        num = _random(make)
     return f"{against_lab:,} matches as in the lab's radix cache, and {num:,} random operations that lose nothing that is locked."
 
 
-def _matching(cls: type) -> None:
+def _matching(cls: Callable[..., Any]) -> None:
     tree = cls()
     that(tree.match(A) == 0, "an empty tree matches nothing: match must return 0.")
     got = tree.insert(A)
@@ -42,7 +45,7 @@ def _matching(cls: type) -> None:
         )
 
 
-def _splitting(cls: type) -> None:
+def _splitting(cls: Callable[..., Any]) -> None:
     tree = cls()
     tree.insert(A)
     got = tree.insert(B)
@@ -76,7 +79,7 @@ def _splitting(cls: type) -> None:
     )
 
 
-def _evicting(cls: type) -> None:
+def _evicting(cls: Callable[..., Any]) -> None:
     tree = cls()
     tree.insert(A)
     tree.insert(B)
@@ -106,7 +109,7 @@ def _evicting(cls: type) -> None:
     that(tree.match(A) == 0, "an evicted sequence is still matched.")
 
 
-def _locking(cls: type) -> None:
+def _locking(cls: Callable[..., Any]) -> None:
     tree = cls()
     tree.insert(A)
     tree.insert(B)
@@ -140,7 +143,7 @@ def _locking(cls: type) -> None:
     )
 
 
-def _locking_inside(cls: type) -> None:
+def _locking_inside(cls: Callable[..., Any]) -> None:
     tree = cls()
     tree.insert([1, 2, 3, 4, 5, 6])
     tree.lock([1, 2, 3])
@@ -169,7 +172,7 @@ def _locking_inside(cls: type) -> None:
     )
 
 
-def _random_matching(cls: type) -> int:
+def _random_matching(cls: Callable[..., Any]) -> int:
     num = 0
     for seed in range(20):
         rng = np.random.default_rng([10, seed])
@@ -195,7 +198,7 @@ def _random_matching(cls: type) -> int:
     return num
 
 
-def _random(cls: type) -> int:
+def _random(cls: Callable[..., Any]) -> int:
     """The model is the set of all prefixes in the tree. What an eviction took is learned by matching again."""
     num = 0
     for seed in range(20):

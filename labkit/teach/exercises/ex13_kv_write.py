@@ -73,7 +73,7 @@ def _check(
         raise Mistake(
             f"{name} is wrong for '{title}': {why}. ({num_tokens} tokens, {num_heads} heads of {head_dim}, {num_blocks} blocks "
             f"of {block_size}, slot_mapping {slots[:8].tolist()}{'…' if num_tokens > 8 else ''})",
-            _picture(flat, right, name),
+            _picture(around, right, name),
         )
 
 
@@ -133,20 +133,27 @@ def _written(flat: Any) -> Any:
     return ~flat.isnan().all(1)
 
 
-def _picture(flat: Any, right: Any, name: str) -> Picture:
-    """Slots in a row: right ones, wrong ones, never written."""
+def _picture(around: Any, right: Any, name: str) -> Picture:
+    """The slots, with one before and one behind the cache: right ones, wrong ones, never written."""
+    import torch
+
+    edge = torch.full((1, right.shape[1]), float("nan"))
+    rows, want = around[GUARD - 1 : GUARD + len(right) + 1], torch.cat([edge, right, edge])
     spans = []
-    for slot in range(len(flat)):
-        got, asked = bool(_written(flat[slot : slot + 1])[0]), bool(_written(right[slot : slot + 1])[0])
-        same = bool(((flat[slot] == right[slot]) | (flat[slot].isnan() & right[slot].isnan())).all())
+    for at, (row, expected) in enumerate(zip(rows, want)):
+        same = bool(((row == expected) | (row.isnan() & expected.isnan())).all())
+        asked, got = not bool(expected.isnan().all()), not bool(row.isnan().all())
         if same and not asked:
-            spans.append(Span(slot, 1, "free"))
-        elif same:
-            spans.append(Span(slot, 1, "allocated", 1, "", "request"))
+            spans.append(Span(at, 1, "free"))
         else:
-            label = "should not be written" if not asked else "not written" if not got else "wrong row"
-            spans.append(Span(slot, 1, "allocated", 1, "", label))
-    return Picture("layout", f"slots of {name}", spans, {"unit": "slots"})
+            wrong = "should not be written" if not asked else "wrong row" if got else "not written"
+            spans.append(Span(at, 1, "allocated", 1, "", "request" if same else wrong))
+    return Picture(
+        "layout",
+        f"slots of {name}; the first is slot -1, the last is behind the cache",
+        spans,
+        {"unit": "slots"},
+    )
 
 
 EXERCISE = Exercise(

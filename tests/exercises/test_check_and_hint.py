@@ -1,0 +1,152 @@
+"""What a learner calls: check, hint, and the command line with its progress."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from labkit.cli.main import main
+from labkit.errors import LabError
+from labkit.teach import check, hint
+from labkit.teach.exercises import CheckFailed, report_on
+from labkit.teach.exercises.progress import progress_file, read_progress, status_rows
+from tests.exercises.trees import WRONG, notebook
+
+
+class Right:
+    """Exercise 07, another way than the solution's."""
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.owner: list[str | None] = [None] * num_blocks
+        self.size = block_size
+        self.tables: dict[str, list[int]] = {}
+        self.tokens: dict[str, int] = {}
+
+    def _take(self, name: str, count: int) -> bool:
+        free = [b for b, owner in enumerate(self.owner) if owner is None]
+        if count > len(free):
+            return False
+        for block in free[:count]:
+            self.owner[block] = name
+            self.tables.setdefault(name, []).append(block)
+        return True
+
+    def allocate(self, name: str, tokens: int) -> bool:
+        ok = self._take(name, (tokens + self.size - 1) // self.size)
+        if ok:
+            self.tokens[name] = tokens
+        return ok
+
+    def append(self, name: str) -> bool:
+        if self.tokens[name] == len(self.tables[name]) * self.size and not self._take(name, 1):
+            return False
+        self.tokens[name] += 1
+        return True
+
+    def free(self, name: str) -> None:
+        for block in self.tables.pop(name):
+            self.owner[block] = None
+
+    def block_table(self, name: str) -> list[int]:
+        return self.tables[name]
+
+    def slot(self, name: str, position: int) -> int:
+        return self.tables[name][position // self.size] * self.size + position % self.size
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.owner.count(None)
+
+
+class Leaky(Right):
+    def free(self, name: str) -> None:
+        self.tables.pop(name)
+
+
+def test_check_shows_the_verdict_and_notes_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CheckFailed) as failed:
+        check("07", Leaky)
+    assert "all its 3 blocks" in str(failed.value)
+    assert failed.value._render_traceback_() == ["exercise 07: not yet. hint('07') helps."]
+    assert "✗ exercise 07, not yet" in capsys.readouterr().out
+    assert read_progress()["07"]["passed_at"] is None
+    check("7", Right)
+    assert "✓ exercise 07, passed" in capsys.readouterr().out
+    entry = read_progress()["07"]
+    assert entry["num_checks"] == 2
+    assert entry["passed_at"]
+
+
+def test_the_box_escapes_what_a_learner_wrote() -> None:
+    class Rude(Right):
+        def __init__(self, num_blocks: int, block_size: int):
+            raise ValueError("<script>alert(1)</script>")
+
+    report = report_on("07", Rude)
+    assert "<script>" in report.text()
+    assert "<script>" not in report.html()
+    assert set(report._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+def test_an_error_of_the_learner_names_its_line_and_prints_are_kept() -> None:
+    class Buggy(Right):
+        def append(self, name: str) -> bool:
+            print("appending to", name)
+            return bool(self.tables["nobody"])
+
+    report = report_on("07", Buggy)
+    assert "your code raised KeyError: 'nobody' (append, line " in report.message
+    assert "appending to a" in report.printed
+
+
+def test_hints_come_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(1, 5):
+        hint("07")
+        assert capsys.readouterr().out.startswith(f"hint {number} of 4: ")
+    hint("07")
+    assert "that were all hints" in capsys.readouterr().out
+    assert read_progress()["07"]["num_hints"] == 5
+
+
+def test_wrong_calls_are_refused_in_one_sentence() -> None:
+    with pytest.raises(LabError, match=r"exercise '99' is not known; choose one of: 01, 02"):
+        check("99", Right)
+    with pytest.raises(LabError, match=r"takes 3 arguments: my_round_size, my_segment_size, my_should_split"):
+        check("05", len)
+
+
+def test_status_of_a_damaged_progress_file() -> None:
+    progress_file().write_text("not json")
+    assert {row["state"] for row in status_rows()} == {"open"}
+
+
+def test_command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(notebook("exercises", "07").parents[1])
+    assert _exit_code(["exercises", "check", "07", str(notebook("solutions", "07")), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
+    assert _exit_code(["exercises", "check", "07"]) == 1  # the notebook in exercises/
+    assert "ex07: " in capsys.readouterr().out
+    picture = tmp_path / "wrong.png"
+    wrong = WRONG / "ex07_free_last_only.py"
+    assert _exit_code(["exercises", "check", "07", str(wrong), "--figure", str(picture)]) == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert _exit_code(["exercises", "status", "--json"]) == 0
+    rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)["exercises"]}
+    assert rows["07"]["state"] == "passed"
+    assert rows["07"]["num_checks"] == 3
+    assert rows["03"]["state"] == "open"
+    assert _exit_code(["exercises", "check", "07", "nowhere.py"]) == 2
+    assert "nowhere.py: cannot be read" in capsys.readouterr().err
+    assert _exit_code(["exercises", "generate", "--exercises", str(tmp_path / "out"), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out).values()) == {"written"}
+
+
+def _exit_code(args: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    return int(ended.value.code or 0)
