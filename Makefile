@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 lab: install  ## open JupyterLab on the tour; stays in the foreground until you stop it with Ctrl-C
-	$(BIN)/jupyter-lab --config=tools/jupyter_server_config.py --ServerApp.port=$(PORT) notebooks/00_tour.ipynb
+	$(BIN)/jupyter-lab --config=tools/jupyter_server_config.py --ServerApp.port=$(PORT)
 
 lint: install  ## ruff, mypy, import layers, notebook pairs
 	$(BIN)/ruff check .

@@ -5,6 +5,8 @@ import shutil
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
 c.ServerApp.ip = "127.0.0.1"
+# the printed address leads to the tour
+c.LabApp.default_url = "/lab/tree/notebooks/00_tour.ipynb"
 # root needs the flag; a normal user does not notice it
 c.ServerApp.allow_root = True
 c.ServerApp.open_browser = bool(
