@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, FuncFormatter
 
@@ -45,7 +46,7 @@ def draw_tradeoff(
         axes.plot(
             [x for x, _, _ in points], [y for _, y, _ in points], "o-", color=color, label=label, markersize=5
         )
-    axes.margins(0.06, 0.08)
+    axes.margins(0.08, 0.08)
     if good is not None:
         left, bottom = axes.get_xlim()[0], axes.get_ylim()[0]
         axes.fill_between([left, good[0]], bottom, good[1], color="#E3F1E8", zorder=0, label="good at both")
@@ -86,7 +87,7 @@ def draw_bars(
     names = list(dict.fromkeys(name for values in groups.values() for name in values))
     right = 0.3 if len(names) == 1 else 2.4
     chars = int(
-        (WIDTH - 0.85 - right) / max(1, len(groups)) / 0.085
+        (WIDTH - 0.85 - right) / max(4, len(groups)) / 0.085
     )  # 8 pt text is about 0.085 inches a character
     labels = [_wrap(label, chars) for label in groups]
     lines = max((label.count("\n") + 1 for label in labels), default=1)
@@ -103,12 +104,12 @@ def draw_bars(
         if stacked:
             base = base + np.nan_to_num(values)
         elif len(groups) * len(names) <= 16:
-            axes.bar_label(
-                bars, [f"{v:,.3g}" if np.isfinite(v) else "" for v in values], fontsize=8, padding=1
-            )
+            axes.bar_label(bars, [number(v) if np.isfinite(v) else "" for v in values], fontsize=8, padding=1)
     if logy:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.margins(y=0.12)
+    _no_wider_than_four(axes, len(groups))
     axes.set_xticks(places, labels, fontsize=8)
     axes.set_ylabel(ylabel, fontsize=9)
     axes.tick_params(labelsize=8)
@@ -120,9 +121,22 @@ def draw_bars(
     return figure
 
 
+def number(value: float) -> str:
+    """Three significant digits, whole and with commas from 1,000 on: never an exponent for what people count."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}"
+
+
+def _no_wider_than_four(axes: Axes, num_groups: int) -> None:
+    """Two bars over the whole width look like a wall: leave the room that four groups would take."""
+    half = max(4, num_groups) / 2
+    middle = (num_groups - 1) / 2
+    axes.set_xlim(middle - half, middle + half)
+
+
 def _wrap(label: str, width: int) -> str:
+    """Lines of at most `width` characters where words allow; a leading "+" stays with its word."""
     lines, line = [], ""
-    for word in label.split():
+    for word in label.replace("+ ", "+\u00a0").split(" "):
         if line and len(line) + 1 + len(word) > width:
             lines.append(line)
             line = word

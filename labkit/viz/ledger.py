@@ -24,7 +24,9 @@ CLASSES = {
 }
 
 
-def draw_ledger(ledgers: Mapping[str, Ledger] | Ledger, *, figure: Figure | None = None) -> Figure:
+def draw_ledger(
+    ledgers: Mapping[str, Ledger] | Ledger, *, title: str = "", figure: Figure | None = None
+) -> Figure:
     """Horizontal bars in GiB, as long as the GPU's memory; hatched parts are the lines that estimates leave out."""
     bars = {"": ledgers} if isinstance(ledgers, Ledger) else dict(ledgers)
     height = 1.55 + 0.55 * len(bars)
@@ -43,9 +45,12 @@ def draw_ledger(ledgers: Mapping[str, Ledger] | Ledger, *, figure: Figure | None
         if rest > 0:
             axes.barh(row, rest, left=left, color=FREE, edgecolor="white", height=0.7)
         axes.plot([ledger.total_bytes / GIB] * 2, [row - 0.42, row + 0.42], color="black", linewidth=1.2)
-    axes.set_yticks(range(len(bars)), list(bars))
+    axes.set_yticks(range(len(bars)) if any(bars) else [], list(bars) if any(bars) else [], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("GiB on one rank (black line: the GPU's memory)")
+    axes.set_xlabel("GiB on one rank (black line: the GPU's memory)", fontsize=9)
+    axes.tick_params(labelsize=8)
+    if title:
+        axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=color_of(CLASSES[kind]), label=text) for kind, text in KINDS.items()]

@@ -33,6 +33,9 @@ STATES: dict[str, str] = {
     "rounding waste": WASTE,
 }
 
+#: hues of lifetimes that are not in the table (Paul Tol's muted set): none of them is a known class
+OTHER_HUES = ("#882255", "#44AA99", "#999933", "#332288", "#AA4499")
+
 #: other spellings of the same class that allocators and caches use
 ALIASES: dict[str, str] = {
     "static": "weights",
@@ -79,13 +82,12 @@ def lifetime_class(span: Span) -> str:
 
 
 def color_of(label: str) -> str:
-    """Colour of a class. A lifetime that is not in the table gets one of its own hues, always the same one."""
+    """Colour of a class. A lifetime that is not in the table gets a hue of `OTHER_HUES`, always the same one."""
     if label in LIFETIMES:
         return LIFETIMES[label][0]
     if label in STATES:
         return STATES[label]
-    hues = [color for color, _ in LIFETIMES.values()]
-    return hues[zlib.crc32(label.encode()) % (len(hues) - 1)]
+    return OTHER_HUES[zlib.crc32(label.encode()) % len(OTHER_HUES)]
 
 
 def describe(label: str) -> str:

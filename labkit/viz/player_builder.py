@@ -26,13 +26,23 @@ class RunBuilder:
     """Collects layouts of one address space of `total` units and keeps what changed.
 
     `unit` is "bytes", "blocks" or "tokens"; `time_unit` is "s", "ms" or "step". Times must not go back; of
-    several layouts at one time the player shows the last.
+    several layouts at one time the player shows the last. `interchangeable`: a pool of equal blocks, where any free one
+    serves; the curve "largest free" is then all that is free, not the longest row of free neighbours.
     """
 
-    def __init__(self, total: int, *, title: str = "", unit: str = "bytes", time_unit: str = "s"):
+    def __init__(
+        self,
+        total: int,
+        *,
+        title: str = "",
+        unit: str = "bytes",
+        time_unit: str = "s",
+        interchangeable: bool = False,
+    ):
         if total <= 0:
             raise LabError(f"a run needs a space of at least one unit, not {total}")
         self.total, self.title, self.unit, self.time_unit = int(total), title, unit, time_unit
+        self.interchangeable = interchangeable
         self._times: list[float] = []
         self._totals: list[tuple[int, int, int]] = []
         self._classes: dict[str, int] = {}
@@ -186,7 +196,9 @@ class RunBuilder:
         is_free = cls == code["free"]
         used = int(size[~is_free & (cls != code["pending free"]) & (cls != code["not mapped"])].sum())
         if is_free.any():
-            return used, int(size[is_free].sum()), int(size[is_free].max())
+            free, largest = int(size[is_free].sum()), int(size[is_free].max())
+            return used, free, free if self.interchangeable else largest
         ends = np.concatenate([[0], offset + size])
         gaps = np.concatenate([offset, [self.total]]) - ends
-        return used, int(gaps.sum()), int(gaps.max())
+        free, largest = int(gaps.sum()), int(gaps.max())
+        return used, free, free if self.interchangeable else largest

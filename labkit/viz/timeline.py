@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from labkit.viz.figure import WIDTH, byte_unit, margins, new_figure
 from labkit.viz.palette import EVENTS, LIFETIMES, color_of
 
 #: hues of curves that have no lifetime class, in the order in which they come
 CURVES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#6A14DC"]
+#: dashes of the limits of one row, told apart without colour
+DASHES = [(0, (1, 1.5)), (0, (6, 3)), (0, (6, 2, 1, 2)), (0, (12, 3))]
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def draw_timeline(
     xlabel: str = "time (s)",
     stacked: bool = False,
     log: Sequence[str] = (),
+    logx: bool = False,
     row_height: float = 1.7,
     width: float = WIDTH,
     figure: Figure | None = None,
@@ -73,7 +77,8 @@ def draw_timeline(
     """Draw `series` grouped by unit, a row of axes a unit, on one time axis.
 
     `stacked` fills the "bytes" curves on top of each other (they must share their times): the ledger over time. `log` names
-    units drawn on a logarithmic scale. More than 60 events of a kind are drawn as a rug of ticks.
+    units drawn on a logarithmic scale, `logx` draws the horizontal axis so (for a curve over sizes). More than 60 events of
+    a kind are drawn as a rug of ticks; a single event of a kind is named by its text.
     """
     rows: dict[str, _Row] = {}
     for one in series:
@@ -91,6 +96,9 @@ def draw_timeline(
         _draw_events(axes, events, named=axes is grid[0])
     grid[0].set_title(title, fontsize=10, loc="left")
     grid[-1].set_xlabel(xlabel, fontsize=9)
+    if logx:
+        grid[-1].set_xscale("log")
+        grid[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     return figure
 
 
@@ -115,8 +123,9 @@ def _draw_row(axes: Axes, row: _Row, stacked: bool, log: bool) -> None:
                 linewidth=1.4, linestyle="--" if one.dashed else "-",
                 drawstyle="steps-post" if one.step else "default", marker="o" if len(one.values) == 1 else None,
             )  # fmt: skip
-    for limit in row.limits:
-        axes.axhline(limit.value / scale, color="black", linewidth=1.0, linestyle=":", label=limit.label)
+    for index, limit in enumerate(row.limits):
+        dash = DASHES[index % len(DASHES)]
+        axes.axhline(limit.value / scale, color="black", linewidth=1.1, linestyle=dash, label=limit.label)
     axes.set_ylabel(name, fontsize=9)
     if log:
         axes.set_yscale("log")
@@ -125,7 +134,7 @@ def _draw_row(axes: Axes, row: _Row, stacked: bool, log: bool) -> None:
     axes.grid(True, color="#E4E4E4", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.03), fontsize=8, frameon=False, handlelength=1.4)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.03), fontsize=8, frameon=False, handlelength=2.2)
 
 
 def _draw_events(axes: Axes, events: Sequence[Event], named: bool) -> None:
@@ -164,9 +173,13 @@ def _draw_events(axes: Axes, events: Sequence[Event], named: bool) -> None:
 
 def _counts(events: Sequence[Event]) -> list[str]:
     kinds = list(dict.fromkeys(event.kind for event in events))
-    counted = [(kind, sum(event.kind == kind for event in events)) for kind in kinds]
     signs = {"oom": "✕", "move": "▶", "eviction": "▼", "preemption": "■", "restart": "◆"}
-    return [f"{signs.get(kind, '●')} {kind}: {count}" for kind, count in counted]
+    named = []
+    for kind in kinds:
+        same = [event for event in events if event.kind == kind]
+        what = same[0].text if len(same) == 1 and same[0].text else f"{kind}: {len(same)}"
+        named.append(f"{signs.get(kind, '●')} {what}")
+    return named
 
 
 def _color(label: str, index: int) -> str:
