@@ -46,7 +46,7 @@ book: install  ## run every notebook, two at once, and write the static site bui
 	$(PY) -m labkit.cli.main notebooks book --timeout $(CELL_TIMEOUT)
 
 browser: install  ## every notebook and panel in Chromium
-	$(PY) -m pytest tests/browser -m browser_all
+	$(PY) -m pytest tests/browser -m browser_all $(BROWSER_ARGS)
 
 exercises: install  ## regenerate exercises/ from solutions/
 	$(PY) -m labkit.cli.main exercises generate

@@ -12,6 +12,7 @@ A machine without Chromium skips these tests with that reason.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,12 +26,19 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.browser)
 
 
+def _no_chromium() -> None:
+    """A machine without Chromium skips; CI, which installs it, must not."""
+    if os.environ.get("LABKIT_REQUIRE_BROWSER"):
+        pytest.fail(NO_CHROMIUM + ", and LABKIT_REQUIRE_BROWSER is set")
+    pytest.skip(NO_CHROMIUM)
+
+
 @pytest.fixture(scope="module")
 def browser():
     """One Chromium for a module: Playwright's event loop runs as long as it is open, and asyncio tests of other modules need theirs."""
     executable = find_chromium()
     if executable is None:
-        pytest.skip(NO_CHROMIUM)
+        _no_chromium()
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
@@ -55,7 +63,7 @@ def browser_page(browser):
 def lab(tmp_path_factory) -> Iterator[Lab]:
     """One JupyterLab for the session; its kernels import this checkout of labkit."""
     if find_chromium() is None:
-        pytest.skip(NO_CHROMIUM)
+        _no_chromium()
     server = Lab(tmp_path_factory.mktemp("lab"))
     try:
         server.wait_until_up()
