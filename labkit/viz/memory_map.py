@@ -18,7 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from labkit.memory.base import Span
 from labkit.units import format_bytes
-from labkit.viz.figure import WIDTH, byte_unit, margins, new_figure
+from labkit.viz.figure import WIDTH, byte_unit, has_moving_parts, margins, new_figure, set_moving_parts
 from labkit.viz.palette import LIFETIMES, STATES, color_of, describe, lifetime_class
 
 CELLS = 1000
@@ -50,7 +50,8 @@ def draw_layout(
     sums = _sums(spans, total)
     lines = -(-len(sums) // 3)
     shape = (unit, total, row_size, lines, width, bool(highlight))
-    if figure is not None and not highlight and getattr(figure, "labkit_map", None) == shape:
+    same_space = figure is not None and not highlight and getattr(figure, "labkit_map", None) == shape
+    if figure is not None and same_space:
         axes = figure.axes[0]  # the same space as before: only the cells, the title and the legend are new
         axes.images[0].set_data(_picture(spans, num_rows, row_size))
         figure.legends[0].remove()
@@ -60,8 +61,10 @@ def draw_layout(
         axes = figure.add_subplot()
         draw_layout_on(axes, spans, total=total, row_size=row_size, unit=unit, highlight=highlight)
         figure.labkit_map = shape  # type: ignore[attr-defined]
-    axes.set_title(title, fontsize=10, loc="left")
+    heading = axes.set_title(title, fontsize=10, loc="left", y=1.0)
     _legend(figure, sums, total, unit)
+    if same_space and not has_moving_parts(figure):
+        set_moving_parts(figure, lambda: [axes.images[0], *axes.spines.values(), heading, figure.legends[0]])
     return figure
 
 

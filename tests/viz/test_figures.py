@@ -1,11 +1,15 @@
 """Maps and timelines: what the pixels say must be what the spans say."""
 
+import io
+
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from PIL import Image
 
 from labkit.memory.base import Span
 from labkit.units import MIB
+from labkit.viz.figure import png_bytes
 from labkit.viz.memory_map import draw_layout, layout_image, linear
 from labkit.viz.palette import EVENTS, LIFETIMES, STATES, color_of, lifetime_class
 from labkit.viz.timeline import Event, Limit, Series, draw_timeline
@@ -73,12 +77,19 @@ def test_a_figure_used_again_shows_exactly_what_a_fresh_one_shows():
         figure.canvas.draw()
         return np.asarray(figure.canvas.buffer_rgba()).copy()
 
+    def decoded(figure):
+        return np.asarray(Image.open(io.BytesIO(png_bytes(figure))).convert("RGB"))
+
     figure = draw_layout(layout(0), title="first")
-    for seed in (1, 2):
+    for seed in (1, 2, 3):
         again = draw_layout(layout(seed), title=f"number {seed}", figure=figure)
         assert again is figure
         assert np.array_equal(pixels(again), pixels(draw_layout(layout(seed), title=f"number {seed}")))
+        assert np.array_equal(
+            decoded(again), pixels(draw_layout(layout(seed), title=f"number {seed}"))[..., :3]
+        )
     draw_timeline([Series("x", [0.0, 1.0], [0.0, 1.0], "count")], figure=figure)
+    assert np.array_equal(decoded(figure), pixels(figure)[..., :3]), "nothing of the map is left"
     assert np.array_equal(pixels(draw_layout(layout(3), figure=figure)), pixels(draw_layout(layout(3))))
 
 
