@@ -16,9 +16,10 @@
 #
 # **Why does a GPU with memory to spare already refuse requests?**
 #
-# An A100 with 40 GB serves Llama-3.1-8B. Weights take 15 GB, and 20 GiB are left for keys and values. Real chat traffic runs
-# for twenty minutes. Then somebody sends a long document, the dashboard shows more than 10 GB free, and the request is
-# turned away. A restart heals it. You will see why, and what changes it for good.
+# An A100 with 40 GB serves Llama-3.1-8B. Weights take 15 GB, and 20 GiB are left for the **KV cache**: the keys and values of
+# every token that the model still has to look back at. Chat traffic runs for some minutes. Then somebody sends a long
+# document, the dashboard shows that more than half of the memory is free, and the request is turned away. A restart heals
+# it. You will see why, and what changes it for good.
 
 # %% tags=["parameters"]
 scale = "ci"
@@ -49,8 +50,8 @@ print(f"One token is {bytes_per_token:,} bytes of KV; the document needs {format
 # %% [markdown]
 # ## Predict
 #
-# Each request keeps its KV in one piece, as a tensor would. Two in a hundred belong to long chats that stay forty times as
-# long as the others. The document needs 6 GiB.
+# Each request keeps its KV in one piece, as a tensor would, in the first hole that is long enough (**first fit**). Two in a
+# hundred belong to long chats that stay forty times as long as the others. The document needs 6 GiB.
 
 # %%
 guess = predict(
@@ -81,7 +82,8 @@ print(
 # %% [markdown]
 # ## Look
 #
-# The dashboard shows the upper curve. The allocator lives by the lower one.
+# The dashboard shows the upper curve. The allocator lives by the lower one: wherever the dashed line lies between the two,
+# the document is turned away although enough bytes are free.
 
 # %%
 draw_timeline(
@@ -96,12 +98,13 @@ draw_timeline(
             color="#000000",
         ),
     ],
-    events=[Event(aged.time_s, "oom", "the long request")],
-    title="free memory under real chat traffic, contiguous KV",
+    events=[Event(aged.time_s, "oom", "the document is refused")],
+    title="free memory under chat traffic, contiguous KV",
 )
 
 # %% [markdown]
-# The map at that moment: every hole is what one conversation left behind, and the neighbours are still talking.
+# The map at the red line. Read it like text, row by row: every grey hole is what some conversation left behind, and its
+# neighbours are still talking.
 
 # %%
 draw_layout(
@@ -114,7 +117,7 @@ draw_layout(
 # %% [markdown]
 # ### Restart
 #
-# The same live conversations, placed again from the start. Not one byte less is in use, and the document fits.
+# The same live conversations, placed again from the start of the memory. Not one byte less is in use, and the document fits.
 
 # %%
 draw_layout(
@@ -127,7 +130,8 @@ draw_layout(
 # %% [markdown]
 # ### Blocks
 #
-# The same load with KV in blocks of 16 tokens that may lie anywhere. Nothing was restarted.
+# The same load with KV in blocks of 16 tokens that may lie anywhere; a table says which block comes next. Nothing was
+# restarted, and the document lies in many places at once.
 
 # %%
 draw_layout(
@@ -140,21 +144,23 @@ draw_layout(
 # %% [markdown]
 # ## Move through time
 #
-# Both memories on one clock. Drag the slider, press play, or use the arrow keys; hover to see who owns a span.
+# Both memories on one clock. Drag the slider, press play, or use the arrow keys; hover to see who owns a span. In the pool of
+# blocks any free block serves, so there "largest free" is all that is free.
 
 # %%
+first_part = holdings[:1500]
 runs = []
 for title, memory in {
     "contiguous": AllocatorMemory(make_allocator("first-fit", CAPACITY)),
     "blocks": BlockMemory(CAPACITY, 128 * bytes_per_token),
 }.items():
-    builder = RunBuilder(total=CAPACITY, title=title)
-    for time_s, layout in layouts_of(memory, holdings[:1500], lab.pick(ci=60, lab=300)):
+    builder = RunBuilder(total=CAPACITY, title=title, interchangeable=title == "blocks")
+    for time_s, layout in layouts_of(memory, first_part, lab.pick(ci=60, lab=300)):
         builder.add(time_s, layout)
     runs.append(builder.finish())
 player(
     runs,
-    title="twenty minutes of chat, contiguous and in blocks (of 128 tokens here, to keep the page small)",
+    title=f"the first {first_part[-1].arrival_s / 60:.0f} minutes of chat, contiguous and in blocks (of 128 tokens, to keep the page small)",
 )
 
 # %% [markdown]

@@ -22,7 +22,7 @@ device = "auto"
 seed = 0
 
 # %%
-from labkit.experiments.churn import holdings_of
+from labkit.experiments.churn import BlockMemory, Churn, holdings_of
 from labkit.experiments.dynamics import (
     SOURCES,
     age_and_restart,
@@ -52,7 +52,8 @@ holdings = holdings_of(requests, bytes_per_token=bytes_per_token, seconds_per_to
 # ## 1.1 The sum on a sheet of paper
 #
 # Requests a second × seconds each stays × bytes each holds: that is what is alive on average (Little's law). Let the memory
-# be half as large again as this sum. The control is a load with the same sum whose requests are all alike and evenly spaced.
+# be half as large again as this sum. Each request holds its KV (keys and values of its tokens) in one piece, and a request
+# that finds no room is refused. The control is a load with the same sum whose requests are all alike and evenly spaced.
 
 # %%
 guess = predict(
@@ -70,7 +71,19 @@ draw_timeline(
         Series("in use, even load", static.run.times_s, [capacity - free for free in static.run.free]),
     ],
     limits=[Limit(capacity, "memory"), Limit(dynamic.mean_demand, "the sum on paper")],
-    title=f"same sum, same memory: {dynamic.num_refused} of {dynamic.num_asked:,} refused, and {static.num_refused}",
+    title=f"same sum, same memory: {dynamic.num_refused} of {dynamic.num_asked:,} refused under the real load, "
+    f"{static.num_refused} under the even one",
+)
+
+# %% [markdown]
+# The blue curve stays below the memory and requests are refused all the same. Two things happen at its peaks. What is free
+# then is little, and it is in pieces:
+
+# %%
+in_blocks = Churn(BlockMemory(capacity, 16 * bytes_per_token), on_failure="drop").feed(holdings)
+print(
+    f"refused: {dynamic.num_refused}, of which {dynamic.run.num_fragmentation_failures} with enough bytes free; "
+    f"if the pieces did not matter (blocks of 16 tokens): {in_blocks.num_dropped}"
 )
 
 # %%
@@ -83,6 +96,8 @@ claim(
     memory_gib=capacity / GIB,
     refused=dynamic.num_refused,
     refused_when_even=static.num_refused,
+    with_enough_bytes_free=dynamic.run.num_fragmentation_failures,
+    refused_in_blocks=in_blocks.num_dropped,
 )
 
 # %% [markdown]
@@ -137,8 +152,8 @@ claim(
 # ## 1.3 Given back, and out of reach
 #
 # A second cause has nothing to do with holes. Somebody gave memory back, and it cannot be handed out yet: another request
-# still refers to the same blocks, or another CUDA stream may still be reading (PyTorch's allocator then waits for an
-# event).
+# still refers to the same blocks, or another CUDA stream (a second queue of GPU work) may still be reading; PyTorch's
+# allocator then waits for an event, the GPU's word that the reading is over.
 
 # %%
 shared, own = freed_with_shared_prefix(shared=True), freed_with_shared_prefix(shared=False)
@@ -168,8 +183,9 @@ claim(
 # ## 1.4 A service that ages
 #
 # One request in forty belongs to a client that goes away and leaves its session open. Memory was sized as somebody would
-# who tested for a third of the time. The run is cut where the first request waits, and where the first one waits too long
-# (30 s counts as refused). Then the service is restarted, and the last part of the load comes again.
+# who tested for a third of the time. Requests queue, first come first served. The run is cut where the first request waits,
+# and where the first one waits too long (more than 30 s counts as refused). Then the service is restarted, and the last part
+# of the load comes again. The control is the same service in which every client closes its session.
 
 # %%
 story = predict("What share of the run passes before anybody waits?", low=0, high=100, unit="%")
@@ -211,8 +227,19 @@ claim(
 # %% [markdown]
 # ## 1.5 What makes serving dynamic
 #
-# Seven things, each switched on alone on a load that is otherwise static (one length, batches of 16, no reuse). The measure
-# is how far the curve of live KV moves from the static one, over its mean.
+# Seven things, each switched on alone on a load that is otherwise static (one length, batches of 16, no reuse):
+#
+# | source | what changes |
+# |---|---|
+# | prompt lengths, output lengths | those of the trace instead of their means |
+# | joins and leaves | a request starts when it arrives and leaves when it is done, not with its batch |
+# | multi-turn sessions | talks of four turns; each prompt is the talk so far |
+# | prefix reuse | the first half of all prompts is the same and is kept once |
+# | scheduler: prefill first | new prompts are computed before anybody who runs gets a next token |
+# | scheduler: preemption | memory for three quarters of a batch; who does not fit is thrown out and computed again |
+#
+# The measure is how far the curve of live KV moves from the static one, over its mean. The control compares the static load
+# with itself.
 
 # %%
 few = requests[: lab.pick(ci=200, lab=1000)]
@@ -229,9 +256,12 @@ draw_bars(
 draw_timeline(
     [
         Series("static", static_curve.times_s, static_curve.live_bytes, color="#000000"),
-        *(Series(source, curves[source].times_s, curves[source].live_bytes) for source in SOURCES[:4]),
+        *(
+            Series(source, curves[source].times_s, curves[source].live_bytes)
+            for source in ("output lengths", "joins and leaves")
+        ),
     ],
-    title="KV held by live requests",
+    title="KV held by live requests: the static load and two of the seven",
 )
 
 # %%
@@ -244,8 +274,8 @@ claim(
 )
 
 # %% [markdown]
-# **Explain.** The sum on paper is a mean. Arrivals come in bursts, lengths have a tail, and whoever holds memory at the peak
-# decides who is turned away: that is 1.1. What is left free is in pieces (1.2) or spoken for (1.3). And what is never given
+# **Explain.** The sum on paper is a mean. Arrivals come in bursts, lengths have a tail, and what is alive at the peak, and
+# where it lies, decides who is turned away: that is 1.1. What is left free is in pieces (1.2) or spoken for (1.3). And what is never given
 # back grows until the peak no longer fits (1.4). None of these is visible in the number that a dashboard calls "memory
 # used".
 #

@@ -51,7 +51,8 @@ def plan(model, gpu, **options):
 #
 # Weights; activations and intermediate buffers; workspace of attention and GEMM; communication buffers; KV cache; runtime
 # metadata and indices; and what the allocator and the driver keep for themselves. The plan below follows vLLM's own
-# arithmetic. Each line has a formula and says how sure it is.
+# arithmetic. Each line has a formula and says how sure it is. *Rank* is one GPU of a server; *unused* is what the plan leaves
+# free on purpose, because vLLM takes only a share of the card (`gpu_memory_utilization`, 0.9 here).
 
 # %%
 llama = plan("Llama-3.1-8B", "A100-80GB", max_model_len=16_384)
@@ -60,7 +61,7 @@ print(ledger.sentence())
 ledger.frame()
 
 # %%
-draw_ledger(ledger)
+draw_ledger(ledger, title="where the memory of one GPU goes (hatched: what estimates leave out)")
 
 
 # %%

@@ -26,6 +26,8 @@ device = "auto"
 seed = 0
 
 # %%
+import pandas as pd
+
 from labkit.experiments.churn import AllocatorMemory, Churn, holdings_of
 from labkit.experiments.four_questions import four_costs
 from labkit.experiments.harms import block_memory, harms_of, peak_demand, with_long_sessions
@@ -155,19 +157,19 @@ draw_timeline(
         Series("free in total", run.times_s, run.free),
         Series("largest free span", run.times_s, run.largest_free),
     ],
-    title="first fit, memory for the peak demand plus 10 %: the gap between the curves is what cannot be used",
+    title="first fit, peak demand plus 10 %: the gap between the curves is out of reach of any one request",
 )
 
 # %% [markdown]
-# The map in the middle of the run, and the curve that a request of a given size sees. Totals (the left end of the curve)
-# hide everything to the right.
+# The map in the middle of the run, and below it what a request of a given size sees: the share of the free bytes that lie in
+# spans long enough for it. The total that a dashboard shows is the left end of that curve; it hides everything to the right.
 
 # %%
 when, layout = run.snapshots[0]
 draw_layout(layout, title=f"first fit after {when:.0f} s: {measure(layout).num_free_spans} free spans")
 
 # %%
-sizes = [int(2**exponent * MIB) for exponent in range(0, 14)]
+sizes = [int(2 ** (quarter / 4) * MIB) for quarter in range(4 * 13 + 1)]
 draw_timeline(
     [
         Series(
@@ -179,6 +181,7 @@ draw_timeline(
         )
     ],
     xlabel="size of the request (MiB)",
+    logx=True,
     title="share of the free bytes that one request of this size could use",
 )
 
@@ -191,6 +194,9 @@ draw_timeline(
 # | a cautious scheduler | share of memory free while somebody waits |
 # | more frequent reclaim | bytes evicted from a cache of finished requests for each byte asked |
 # | ageing | contiguity loss (1 − largest/total free) before a restart, less that after it |
+#
+# Memory is sized for what each harm needs: 0.7 of the peak demand where requests must queue (the first two), 1.3 of it where
+# there is room for a cache (the third), the peak demand itself for ageing. Blocks get the same load and the same sizes.
 
 
 # %%
@@ -200,7 +206,9 @@ def contiguous(name):
 
 contiguous_harms = harms_of(contiguous("first-fit"), holdings)
 block_harms = harms_of(block_memory(16 * bytes_per_token), holdings)
-contiguous_harms, block_harms
+pd.DataFrame(
+    {"contiguous (first fit)": vars(contiguous_harms), "blocks of 16 tokens (control)": vars(block_harms)}
+).round(3)
 
 # %%
 claim(

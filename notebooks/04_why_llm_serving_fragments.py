@@ -18,6 +18,14 @@
 # fragmentation. What is different about language models?
 #
 # Five things. You will switch them on alone, to see what each does, and one after another, to see what they do together.
+#
+# | cause | off | on |
+# |---|---|---|
+# | lengths | 896 + 128 tokens for all | prompt and output lengths of the trace |
+# | growth | the whole length at once | the prompt first, then a longer piece every 64 tokens |
+# | continuous batching | 32 start together, the next 32 when the last of them has ended | each starts when it arrives |
+# | shared prefixes | none | three requests in four share one of eight system prompts |
+# | long sessions | none | two requests in a hundred stay forty times as long |
 
 # %% tags=["parameters"]
 scale = "ci"
@@ -176,6 +184,8 @@ names = ["none", *(f"+ {name}" for name in CAUSES)]
 needed = [100 * (room_needed(holdings) - 1) for holdings in loads]
 in_blocks = [100 * (room_needed_in_blocks(holdings, 16 * bytes_per_token) - 1) for holdings in loads]
 together.compare(needed[-1])
+for index, name in enumerate(CAUSES):
+    print(f"{name:<20} alone needs {100 * (room_needed(load(Causes.only(index))) - 1):.1f} % beyond peak use")
 draw_bars(
     {
         name: {"first fit": first_fit, "blocks of 16 tokens": blocks}
@@ -205,9 +215,9 @@ claim(
 )
 
 # %% [markdown]
-# **Explain.** No single cause needs more memory: in fixed batches everything is empty again before the next begins. The
-# jump comes when births and deaths interleave *and* lengths differ: then a hole is as long as whoever left it, and whoever
-# comes needs another length. Growth multiplies the number of births; long sessions decide where the walls stand.
+# **Explain.** Each cause leaves holes, and none of them alone needs more memory: batches empty everything before the next
+# begins, and where all lengths are equal every hole fits whoever comes. The jump comes when births and deaths interleave
+# *and* lengths differ: then a hole is as long as whoever left it, and whoever comes needs another length. Growth multiplies the number of births; long sessions decide where the walls stand.
 # Fragmentation is not a property of an allocator. It is what an allocator makes of a distribution of lifetimes.
 #
 # **Try it**: any combination.

@@ -50,7 +50,8 @@ print(origin, f"{bytes_per_token:,} bytes of KV a token (Llama-3.1-8B, 16 bits).
 # ## 5.0 Where it is right
 #
 # One request, offline, of a length that is known. The cache is reserved at exactly that length. A kernel finds token `i`
-# by one multiplication; a paged kernel first loads a block-table entry and waits for it before it knows the address.
+# by one multiplication. In a *paged* cache the KV lies in blocks of 16 tokens, and a table says where each block is: its
+# kernel first loads a table entry and waits for it before it knows the address.
 
 # %%
 length = [4000]
@@ -91,7 +92,8 @@ claim(
 #
 # ## 5.1 Reserve for the longest
 #
-# On arrival nobody knows whether 50 or 2,000 tokens will come. The safe answer is to reserve the model's maximum.
+# On arrival nobody knows whether 50 or 2,000 tokens will come. The safe answer is to reserve the model's maximum (the cache
+# `reserve-max`). The control is a load on which everybody really becomes that long.
 
 # %%
 guess = predict(
@@ -139,12 +141,16 @@ claim(
 # ## 5.2 Reserve little and grow
 #
 # Then the cache must grow while it lives. If the slots behind it are free, it is longer by a line of bookkeeping. If a
-# neighbour lies there, a longer run must be found **while the old one still exists**, and everything is copied.
+# neighbour lies there, a longer run must be found **while the old one still exists**, and everything is copied. If there is no
+# such run either, a request is *preempted*: it gives everything up and is computed again later.
 
 # %%
 crowded, roomy = grow_once(neighbour_behind=True), grow_once(neighbour_behind=False)
-print("with a neighbour behind:", crowded)
-print("with room behind:       ", roomy)
+for where, growth in {"a neighbour behind": crowded, "room behind": roomy}.items():
+    print(
+        f"{where:<18} {growth.moved_tokens:>5,} tokens copied, {growth.peak_slots:,} slots held at the worst moment, "
+        f"{growth.final_slots:,} afterwards"
+    )
 
 # %%
 grown = serve(
@@ -193,8 +199,8 @@ claim(
 # ## 5.3 The contradiction in one curve
 #
 # So reserve something in between. Below, each point keeps room in steps of that many tokens. The horizontal axis is what
-# lies empty, the vertical one what is copied or computed again for each token of the load. A good reservation would be near
-# the lower left corner.
+# lies empty, the vertical one what is copied or computed again for each token of the load (logarithmic above 0.1). A good
+# reservation would be in the shaded corner, below left.
 
 # %%
 best = predict(

@@ -84,11 +84,13 @@ claim(
 # %% [markdown]
 # ## 6.1 Any free block serves any request
 #
-# The trace of section 3 again: each request holds the KV of its whole length while it decodes. Memory is 90 % of the peak
+# The load of section 3 again: each request holds the KV of its whole length while it decodes. Memory is 90 % of the peak
 # demand, so some must be refused. How many of them *although enough bytes were free*?
 
 # %%
-guess = predict("Refusals with enough bytes free, out of 3,000 placements, on blocks?", low=0, high=300)
+guess = predict(
+    f"Refusals with enough bytes free, out of {len(holdings):,} placements, on blocks?", low=0, high=300
+)
 guess
 
 # %%
@@ -163,7 +165,8 @@ claim(
 # ## 6.3 A budget that is never wrong
 #
 # An admission rule makes a promise: what I admit will fit, what I refuse would not have. Two rules are asked before every
-# placement and compared with what then happens: *count the blocks it needs*, and *admit while 5 % of memory is free*.
+# placement and compared with what then happens: *count the blocks it needs* (on a pool of blocks), and *admit while 5 % of
+# memory is free* (on contiguous memory). A more careful 15 % stands beside them: it promises too little instead of too much.
 
 # %%
 by_block = judge(BlockMemory(capacity, block_bytes), counts_blocks(block_bytes), holdings)
@@ -230,9 +233,14 @@ draw_tradeoff(
 )
 
 # %% [markdown]
+# The control is a load whose length is a multiple of every block size: nothing is ever empty, and the largest block is simply
+# best. Real lengths are not so kind.
+#
 # What the compiler makes of a lookup: the decode kernels of this lab, compiled ahead of time for an H100 (no GPU is needed
-# for that). The paged kernels load table entries (4 bytes) before the addresses of the keys and values are known; the keys
-# and values themselves move 16 bytes a thread either way.
+# for that). `LDGSTS.128 x 32` reads: 32 instructions in the program that copy 128 bits a thread from global to shared memory.
+# The paged kernels load table entries (32 bits) before the addresses of the keys and values are known; the keys and values
+# themselves move 16 bytes a thread either way. Instructions are counted in the program text, not over a run: how often a loop
+# is unrolled differs between the kernels, so compare which kinds of loads there are and how wide, not how many.
 
 # %%
 try:

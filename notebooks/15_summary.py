@@ -54,9 +54,9 @@ pd.DataFrame([(name, *levels) for name, levels in FACTORS.items()], columns=["fa
 # ## 15.1 All sixteen combinations
 #
 # Four factors at two levels each, every combination run on the same requests: a full factorial experiment. The outcome is the
-# share of requests served whole within the SLA (first token in 2 s, then 60 ms a token). An **effect** is the mean of the
-# runs with the factor high, less the mean of those with it low. An **interaction** says that one factor changes what another
-# is worth.
+# share of requests served whole within the SLA, the promise to the user (first token in 2 s, then 60 ms a token). An
+# **effect** is the mean of the runs with the factor high, less the mean of those with it low. An **interaction**
+# ("capacity x shape") says that one factor changes what the other is worth.
 
 # %%
 guess = predict("Which factor has the largest effect here?", options=list(FACTORS))
@@ -68,7 +68,7 @@ found = effects(results)
 guess.compare(found[0].factors[0])
 draw_bars(
     {effect.name: {"effect": 100 * effect.size} for effect in found[:10]},
-    ylabel="points of requests in the SLA",
+    ylabel="effect (percentage points)",
     title="main effects (first four) and the largest interactions",
 )
 
@@ -93,16 +93,17 @@ claim(
 )
 
 # %% [markdown]
-# Read the table from the bottom: with blocks and a scheduler that counts memory, even the small pool serves the irregular
-# load. Read it from the top: twice the capacity does not help a reservation that wastes it, and blocks help little under a
-# scheduler that does not use them. The control is the same design on a load so light that nothing binds: all effects are
+# Compare the rows with the load of the trace. Under a scheduler that counts requests neither blocks nor twice the capacity help.
+# With one that counts memory, blocks in the *small* memory serve more than reserved runs in the large one. So what one factor
+# is worth depends on the others; alone, each looks useless. The control is the same design on a load so light that nothing binds: all effects are
 # zero, and every configuration looks equally good. That is the load test that passed.
 
 # %% [markdown]
 # ## 15.2 Why does this GPU, with memory to spare, already refuse requests?
 #
 # Your own run. Contiguous memory as large as the peak demand, the chat trace with long sessions. Every refusal is looked at
-# when it happens: how much was asked, how much was free, how long the longest free span was. Then two remedies.
+# when it happens: how much was asked, how much was free, how long the longest free span was. Then two remedies: 5 % more
+# memory, and blocks of 16 tokens (with 1 % more memory, for the empty rest of last blocks).
 
 # %%
 holdings = with_long_sessions(
@@ -145,7 +146,7 @@ def cell_panel(speed, capacity, shape, lifetimes, scheduling, figure=None):
             for name, chosen in bars.items()
         },
         ylabel="served in the SLA (%)",
-        title=", ".join(levels[level] for levels, level in zip(FACTORS.values(), cell)),
+        title="your choice: " + "; ".join(levels[level] for levels, level in zip(FACTORS.values(), cell)),
         figure=figure,
     )
 

@@ -21,7 +21,7 @@ from labkit.workload.base import RequestSpec
 FACTORS: dict[str, tuple[str, str]] = {
     "capacity": ("40,000 tokens", "80,000 tokens"),
     "shape": ("reserved runs of 4,096", "blocks of 16"),
-    "lifetimes": ("of the trace, one in 25 very long", "all alike"),
+    "lifetimes": ("trace, one in 25 very long", "all alike"),
     "scheduling": ("static batches, counts requests", "continuous, counts memory"),
 }
 Cell = tuple[bool, bool, bool, bool]
@@ -151,7 +151,10 @@ class Answer:
 
 
 def closing_answer(holdings: Sequence[Holding], *, room: float = 1.0, block_bytes: int) -> Answer:
-    """The reader's own run: contiguous memory of `room` times the peak demand, then the two obvious remedies."""
+    """The reader's own run: contiguous memory of `room` times the peak demand, then the two obvious remedies.
+
+    Blocks get 1 % more memory, which covers the empty rest of last blocks.
+    """
     capacity = int(room * peak_demand(holdings))
 
     def refusals(size: int) -> tuple[int, int]:
