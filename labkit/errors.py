@@ -24,6 +24,16 @@ class InputError(LabError):
         self.where, self.problem, self.row, self.field = where, problem, row, field
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """`repr(value)` for a sentence, cut in the middle when it is longer than `limit` characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number beyond Python's digit limit; endless nesting
+        return f"a {type(value).__name__} too long to show"
+    half = limit // 2 - 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
 class IntegrityError(AssertionError):
     """A conservation law does not hold: a bug in the lab (or in an exercise), never bad input."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from labkit.errors import LabError
+from labkit.errors import LabError, shown
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -25,6 +25,8 @@ def format_bytes(num_bytes: float) -> str:
 def parse_bytes(text: str) -> int:
     """`"1.5 GiB" -> 1610612736`. Accepts B, KiB, MiB, GiB (binary) and KB, MB, GB (decimal)."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].lower() not in _UNITS:
-        raise LabError(f"{text!r} is not a size; write a number with one of B, KiB, MiB, GiB, KB, MB, GB")
+    if not match or match[2].lower() not in _UNITS or len(match[1]) > 24:
+        raise LabError(
+            f"{shown(text)} is not a size; write a number with one of B, KiB, MiB, GiB, KB, MB, GB"
+        )
     return int(float(match[1]) * _UNITS[match[2].lower()])

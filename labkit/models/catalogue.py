@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from labkit.errors import LabError
+from labkit.errors import LabError, shown
 from labkit.models.config import from_config, read_config
 from labkit.models.spec import ModelSpec
 
@@ -23,7 +23,7 @@ def get_model(name: str | Path) -> ModelSpec:
     index = _index()
     if key not in index:
         raise LabError(
-            f"unknown model {text!r}; choose one of: {', '.join(model_names())}, or give a config.json"
+            f"unknown model {shown(text)}; choose one of: {', '.join(model_names())}, or give a config.json"
         )
     return _model(index[key])
 

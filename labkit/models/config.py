@@ -5,19 +5,29 @@ Multimodal configs are read through their nested text config (the vision part is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import InputError
+from labkit.errors import InputError, LabError, shown
+from labkit.json_text import read_json
 from labkit.models.architectures import ARCHITECTURES, CLASS_NAMES, SAME_AS, Architecture, LayerKind
 from labkit.models.dtypes import dtype_bytes
 from labkit.models.experts import read_experts
 from labkit.models.fields import Fields
 from labkit.models.quantization import UNQUANTIZED, read_quantization
 from labkit.models.spec import MLA, LinearAttention, ModelSpec
+
+#: layers are kept one by one; the largest published model has 126
+MOST_LAYERS = 10_000
+#: numbers that only some architectures look at, with the least value that each may have
+_PATTERNS = {
+    "sliding_window_pattern": 1,
+    "_sliding_window_pattern": 1,
+    "full_attention_interval": 1,
+    "max_window_layers": 0,
+}
 
 _LAYER_TYPES: dict[str, LayerKind] = {
     "full_attention": "full",
@@ -32,15 +42,12 @@ def read_config(path: str | Path, name: str | None = None) -> ModelSpec:
     path = Path(path)
     if path.is_dir():
         path = path / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(path, "no such file; give a Hugging Face config.json or a model's name") from None
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        raise InputError(path, "is not JSON; expected a Hugging Face config.json") from None
+    config = read_json(path, "a Hugging Face config.json or a model's name")
     if not isinstance(config, dict):
         raise InputError(path, "is not a JSON object; expected a Hugging Face config.json")
-    return from_config(config, name=name or config.get("name") or path.parent.name or path.stem, where=path)
+    return from_config(
+        config, name=name or str(config.get("name") or "") or path.parent.name or path.stem, where=path
+    )
 
 
 def from_config(config: Mapping[str, Any], name: str = "", where: object = "config") -> ModelSpec:
@@ -51,7 +58,7 @@ def from_config(config: Mapping[str, Any], name: str = "", where: object = "conf
     arch = _traits(ARCHITECTURES[model_type], inner, where)
     fields = Fields({**arch.defaults, **_gemma3_defaults(model_type, inner), **inner}, where)
 
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", maximum=MOST_LAYERS)
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     mla = _read_mla(fields) if arch.mla else None
@@ -62,19 +69,16 @@ def from_config(config: Mapping[str, Any], name: str = "", where: object = "conf
         fields.fail(
             "num_key_value_heads", f"is {kv_heads}, which does not divide num_attention_heads {heads}"
         )
+    for pattern, least in _PATTERNS.items():
+        fields.count(pattern, default=None, minimum=least)
     kinds = _layer_kinds(fields, arch, num_layers)
     windowed = "sliding" in kinds
     if windowed and not fields.get("sliding_window"):
         fields.fail("sliding_window", "is missing, and some layers are sliding; give the window in tokens")
     scheme = inner.get("quantization_config") or outer.get("quantization_config")
-    dtype = str(
-        inner.get("torch_dtype")
-        or inner.get("dtype")
-        or outer.get("torch_dtype")
-        or outer.get("dtype")
-        or "bfloat16"
-    )
-    dtype_bytes(dtype)
+    if scheme is not None and not isinstance(scheme, Mapping):
+        fields.fail("quantization_config", f"is {shown(scheme)}; expected an object with quant_method")
+    dtype = _dtype(inner, outer, where)
     return ModelSpec(
         name=name or str(outer.get("_name_or_path") or model_type),
         model_type=model_type,
@@ -94,37 +98,63 @@ def from_config(config: Mapping[str, Any], name: str = "", where: object = "conf
         mla=mla,
         experts=read_experts(fields, model_type, num_layers),
         linear=_read_linear(fields) if "linear" in kinds else None,
-        quantization=read_quantization(scheme, where) if isinstance(scheme, Mapping) else UNQUANTIZED,
-        cross_attention_layers=frozenset(inner.get("cross_attention_layers") or ()),
-        source=str(outer.get("source", "")),
+        quantization=UNQUANTIZED if scheme is None else read_quantization(scheme, where),
+        cross_attention_layers=frozenset(fields.layers("cross_attention_layers")),
+        source=str(outer.get("source") or (where if isinstance(where, Path) else "")),
         note=str(outer.get("note", "")),
     )
 
 
 def _text_config(outer: dict[str, Any], where: object) -> dict[str, Any]:
-    for key in ("text_config", "language_config", "llm_config", "thinker_config"):
-        nested = outer.get(key)
-        if nested is None:
-            continue
-        if not isinstance(nested, Mapping):
+    """The innermost text config; real ones are nested at most twice."""
+    for _ in range(8):
+        keys = ("text_config", "language_config", "llm_config", "thinker_config")
+        key = next((key for key in keys if outer.get(key) is not None), None)
+        if key is None:
+            return outer
+        if not isinstance(outer[key], Mapping):
             raise InputError(where, "is not an object; expected the nested text config", field=key)
-        return _text_config(dict(nested), where) if "hidden_size" not in nested else dict(nested)
-    return outer
+        outer = dict(outer[key])
+        if "hidden_size" in outer:
+            return outer
+    raise InputError(where, "is nested too deeply; expected the text config", field="text_config")
 
 
 def _model_type(inner: Mapping[str, Any], outer: Mapping[str, Any], where: object) -> str:
     candidates = [inner.get("model_type"), outer.get("model_type")]
     for config in (inner, outer):
-        candidates += [CLASS_NAMES.get(str(c)) for c in config.get("architectures") or ()]
+        candidates += [CLASS_NAMES.get(str(c)) for c in _class_names(config, where)]
     for candidate in candidates:
-        candidate = SAME_AS.get(str(candidate), candidate)
+        candidate = SAME_AS.get(str(candidate), str(candidate))
         if candidate in ARCHITECTURES:
-            return str(candidate)
+            return candidate
     given = inner.get("model_type") or outer.get("model_type") or outer.get("architectures")
     known = ", ".join(sorted(ARCHITECTURES))
     if not given:
         raise InputError(where, f"is missing; known architectures are {known}", field="model_type")
-    raise InputError(where, f"unknown architecture {given!r}; known are {known}", field="model_type")
+    raise InputError(where, f"unknown architecture {shown(given)}; known are {known}", field="model_type")
+
+
+def _class_names(config: Mapping[str, Any], where: object) -> list[str]:
+    """`architectures`: a list of class names; a single name is taken as one."""
+    names = config.get("architectures") or []
+    if isinstance(names, str):
+        return [names]
+    if not isinstance(names, list):
+        raise InputError(where, f"is {shown(names)}; expected a list of class names", field="architectures")
+    return [str(name) for name in names]
+
+
+def _dtype(inner: Mapping[str, Any], outer: Mapping[str, Any], where: object) -> str:
+    for config in (inner, outer):
+        for name in ("torch_dtype", "dtype"):
+            if config.get(name):
+                try:
+                    dtype_bytes(str(config[name]))
+                except LabError as error:
+                    raise InputError(where, str(error), field=name) from None
+                return str(config[name])
+    return "bfloat16"
 
 
 def _traits(arch: Architecture, inner: Mapping[str, Any], where: object) -> Architecture:
@@ -185,8 +215,8 @@ def _layer_kinds(fields: Fields, arch: Architecture, num_layers: int) -> tuple[L
     if not isinstance(given, list) or len(given) != num_layers:
         fields.fail("layer_types", f"does not have one entry for each of the {num_layers} layers")
     for kind in given:
-        if kind not in _LAYER_TYPES:
-            fields.fail("layer_types", f"has {kind!r}; known are {', '.join(_LAYER_TYPES)}")
+        if not isinstance(kind, str) or kind not in _LAYER_TYPES:
+            fields.fail("layer_types", f"has {shown(kind)}; known are {', '.join(_LAYER_TYPES)}")
     return tuple(_LAYER_TYPES[kind] for kind in given)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from labkit.models.fields import Fields
 from labkit.models.spec import Experts
 
+#: a router with more outputs is a mistake in the file
+MOST_EXPERTS = 10_000
+
 
 def read_experts(fields: Fields, model_type: str, num_layers: int) -> Experts | None:
     """None for a dense model. Raises `InputError` with the field."""
@@ -18,7 +21,7 @@ def read_experts(fields: Fields, model_type: str, num_layers: int) -> Experts | 
                 "num_experts", "is missing; a mixture-of-experts model needs the number of its experts"
             )
         return None
-    num_experts = fields.count(count)
+    num_experts = fields.count(count, maximum=MOST_EXPERTS)
     chosen = "num_experts_per_tok" if fields.get("num_experts_per_tok") is not None else "experts_per_token"
     per_token = fields.count(chosen)
     if per_token > num_experts:
@@ -41,17 +44,19 @@ def _shared(fields: Fields, model_type: str, size: int) -> tuple[int, bool]:
         return fields.count("shared_expert_intermediate_size"), True
     for name in ("n_shared_experts", "shared_experts"):
         if fields.get(name):
-            return fields.count(name) * size, model_type.startswith("qwen")
+            return fields.count(name, maximum=MOST_EXPERTS) * size, model_type.startswith("qwen")
     return 0, False
 
 
 def _expert_layers(fields: Fields, model_type: str, num_layers: int) -> list[int]:
     """DeepSeek: from `first_k_dense_replace` on, every `moe_layer_freq`-th. Qwen: every `decoder_sparse_step`-th but
     those in `mlp_only_layers`. Others: all."""
-    dense = set(fields.get("mlp_only_layers") or ())
-    first = fields.get("first_k_dense_replace") or fields.get("first_dense_layers") or 0
-    every = fields.get("moe_layer_freq") or 1
-    step = fields.get("decoder_sparse_step") or 1
+    dense = set(fields.layers("mlp_only_layers"))
+    first = fields.count("first_k_dense_replace", default=0, minimum=0) or fields.count(
+        "first_dense_layers", default=0, minimum=0
+    )
+    every = fields.count("moe_layer_freq", default=1)
+    step = fields.count("decoder_sparse_step", default=1)
     layers = range(num_layers)
     if model_type.startswith("deepseek"):
         return [layer for layer in layers if layer >= first and layer % every == 0]

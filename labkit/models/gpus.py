@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import InputError, LabError
+from labkit.errors import InputError, LabError, shown
+from labkit.json_text import read_json
 from labkit.models.fields import Fields
 from labkit.units import GIB
 
@@ -43,7 +44,7 @@ def get_gpu(name: str) -> GPUSpec:
     if exact or (wanted and len(begins) == 1):
         return (exact or begins)[0]
     raise LabError(
-        f"unknown GPU {name!r}; choose one of: {', '.join(catalogue)}, or give a .json file of your own"
+        f"unknown GPU {shown(name)}; choose one of: {', '.join(catalogue)}, or give a .json file of your own"
     )
 
 
@@ -55,14 +56,10 @@ def load_gpus() -> dict[str, GPUSpec]:
 
 
 def _read_file(path: Path) -> GPUSpec:
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(path, "no such file; give a GPU's name or a JSON file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError(
-            path, "is not JSON; expected an object with total_gib, bandwidth_gb_s, bf16_dense_tflops"
-        ) from None
+    facts = read_json(
+        path,
+        "a GPU's name, or an object with total_gib, bandwidth_gb_s, bf16_dense_tflops",
+    )
     if not isinstance(facts, Mapping):
         raise InputError(path, "is not a JSON object; expected total_gib, bandwidth_gb_s, bf16_dense_tflops")
     return _gpu(str(facts.get("name", path.stem)), facts, path)
@@ -72,9 +69,9 @@ def _gpu(name: str, facts: Mapping[str, Any], where: object) -> GPUSpec:
     fields = Fields(facts, where)
     return GPUSpec(
         name=name,
-        total_bytes=round(fields.number("total_gib", minimum=0.0) * GIB),
-        bandwidth_bytes_s=fields.number("bandwidth_gb_s", minimum=0.0) * 1e9,
-        flops_16bit=fields.number("bf16_dense_tflops", minimum=0.0) * 1e12,
-        compute_capability=fields.number("compute_capability", default=0.0),
+        total_bytes=round(fields.number("total_gib", minimum=0.0, maximum=1e6) * GIB),
+        bandwidth_bytes_s=fields.number("bandwidth_gb_s", minimum=0.0, maximum=1e9) * 1e9,
+        flops_16bit=fields.number("bf16_dense_tflops", minimum=0.0, maximum=1e9) * 1e12,
+        compute_capability=fields.number("compute_capability", default=0.0, maximum=1000.0),
         note=str(facts.get("seen") or facts.get("note") or ""),
     )

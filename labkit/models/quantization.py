@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from labkit.errors import InputError, LabError
+from labkit.errors import InputError, LabError, shown
 
 if TYPE_CHECKING:
     from labkit.models.weights import Weight
@@ -78,15 +78,21 @@ def read_quantization(config: Mapping[str, Any], where: object) -> Quantization:
         if block is None:
             return _SCHEMES["fp8"]
         if not (isinstance(block, list) and len(block) == 2 and all(type(b) is int and b > 0 for b in block)):
-            raise InputError(where, f"is {block!r}; expected two positive numbers", field="weight_block_size")
+            raise InputError(
+                where, f"is {shown(block)}; expected two positive numbers", field="weight_block_size"
+            )
         return Quantization("fp8-block", 8, -1, 4, block=(block[0], block[1]), scope="linear")
     if method in ("awq", "gptq"):
         bits = config.get("bits", config.get("w_bit", 4))
         group = config.get("group_size", config.get("q_group_size", 128))
         if bits not in (2, 3, 4, 8):
-            raise InputError(where, f"is {bits!r}; accepted are 2, 3, 4, 8", field="quantization_config.bits")
+            raise InputError(
+                where, f"is {shown(bits)}; accepted are 2, 3, 4, 8", field="quantization_config.bits"
+            )
         if not isinstance(group, int) or group < -1 or group == 0:
-            raise InputError(where, f"is {group!r}; accepted is -1 or a positive number", field="group_size")
+            raise InputError(
+                where, f"is {shown(group)}; accepted is -1 or a positive number", field="group_size"
+            )
         return Quantization(method, bits, 0 if group == -1 else group, 2, bits, scope="linear")
     if method == "mxfp4":
         return _SCHEMES["mxfp4"]
@@ -94,7 +100,7 @@ def read_quantization(config: Mapping[str, Any], where: object) -> Quantization:
         return _other(method, config, where)
     raise InputError(
         where,
-        f"is {method!r}; known are awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt, mxfp4",
+        f"is {shown(method)}; known are awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt, mxfp4",
         field="quantization_config.quant_method",
     )
 
@@ -113,9 +119,11 @@ def _other(method: str, config: Mapping[str, Any], where: object) -> Quantizatio
     groups = config.get("config_groups")
     group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping) or not isinstance(weights.get("num_bits"), int):
+    if not isinstance(weights, Mapping) or weights.get("num_bits") not in (2, 3, 4, 6, 8, 16):
         raise InputError(
-            where, "has no weights.num_bits; expected a compressed-tensors group", field="config_groups"
+            where,
+            "has no weights.num_bits of 2 to 16; expected a compressed-tensors group",
+            field="config_groups",
         )
     bits, size = weights["num_bits"], weights.get("group_size")
     per_channel = weights.get("strategy") == "channel"

@@ -6,7 +6,6 @@ people write it; numbers in them are read out. "GB" in these logs is GiB.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
+from labkit.json_text import read_json
 from labkit.models.catalogue import find_in_text
 from labkit.models.dtypes import dtype_in_text
 from labkit.models.gpus import GPUSpec
@@ -122,14 +122,7 @@ class PrintedLine:
 def read_lines(path: str | Path) -> list[PrintedLine]:
     """All lines of a file. Raises `InputError` with row (counted from 1) and field."""
     path = Path(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(path, "no such file; give a JSON list of printed lines") from None
-    except (IsADirectoryError, PermissionError):
-        raise InputError(path, "cannot be read; give a JSON list of printed lines") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError(path, "is not JSON; expected a list of printed lines") from None
+    data = read_json(path, "a JSON list of printed lines")
     if isinstance(data, Mapping) and isinstance(data.get("lines"), list):
         data = data["lines"]
     if not isinstance(data, list) or not data:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from labkit.errors import LabError
+from labkit.errors import InputError, LabError
 from labkit.models.dtypes import dtype_bytes
 from labkit.models.gpus import GPUSpec
 from labkit.models.parallel import Parallel, check_split
 from labkit.models.quantization import Quantization
 from labkit.models.spec import ModelSpec
 
+#: fields whose option on the command line has another name
+_OPTIONS = {"max_batched_tokens": "max_num_batched_tokens"}
 ENGINES = ("vllm", "vllm-v1", "vllm-v0", "sglang", "tensorrt_llm")
 
 
@@ -45,13 +47,16 @@ class PlanRequest:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise LabError(
-                    f"--{name.replace('_', '-')} is {value}; it must be a whole number of at least 1"
+                    f"--{_OPTIONS.get(name, name).replace('_', '-')} is {value}; it must be a whole number of at least 1"
                 )
         fraction = self.memory_fraction
         if fraction is not None and not 0.0 < fraction <= 1.0:
             raise LabError(f"--memory-fraction is {fraction}; it must be above 0 and at most 1")
         if self.model.max_position is None and self.max_model_len is None:
-            raise LabError(f"{self.model.name}: max_position_embeddings is missing; give --max-model-len")
+            where = self.model.source if self.model.source.endswith(".json") else self.model.name
+            raise InputError(
+                where, "is missing; give it, or --max-model-len", field="max_position_embeddings"
+            )
 
     @property
     def model_len(self) -> int:

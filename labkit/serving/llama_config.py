@@ -7,13 +7,13 @@ scaling) is refused by name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
+from labkit.json_text import read_json
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 _ABSENT = object()
@@ -103,14 +103,7 @@ class LlamaConfig:
     @classmethod
     def from_json(cls, path: Path) -> LlamaConfig:
         """Read a Hugging Face `config.json`. Raises `InputError` naming file and field."""
-        try:
-            fields = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InputError(
-                path, "is not there; give a directory with config.json and safetensors"
-            ) from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise InputError(path, f"is not JSON ({error})") from None
+        fields = read_json(path, "a directory with config.json and safetensors")
         if not isinstance(fields, dict):
             raise InputError(path, "is not a JSON object")
         return cls.from_fields(fields, where=str(path))

@@ -137,7 +137,7 @@ def _files(directory: Path) -> Iterator[Path]:
         shards = sorted({str(name) for name in names})
     except FileNotFoundError:
         raise InputError(directory, f"has neither {single.name} nor {index.name}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise InputError(index, f"has no weight_map of tensor to file ({type(error).__name__})") from None
     for name in shards:
         if Path(name).name != name:

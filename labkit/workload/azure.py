@@ -58,7 +58,7 @@ def _ticks(text: str, path: Path, row: int) -> int:
     added here; as an integer, since seconds since year 1 in a float are only good to 8 microseconds."""
     whole, _, fraction = text.partition(".")
     try:
-        if fraction and not (fraction.isdecimal() and len(fraction) <= 7):
+        if fraction and not (fraction.isascii() and fraction.isdecimal() and len(fraction) <= 7):
             raise ValueError
         moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S")
     except ValueError:

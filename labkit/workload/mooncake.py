@@ -7,10 +7,10 @@ the prompt to the end of that block; the partly filled last block has an id too.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from labkit.errors import InputError
+from labkit.json_text import parse_json
 from labkit.workload.base import RequestSpec
 from labkit.workload.reading import parse_count, parse_number, read_rows
 
@@ -40,10 +40,7 @@ def load_mooncake(
 
 
 def _request(line: str, path: Path, row: int, index: int, partial_blocks: bool) -> RequestSpec:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(path, f"is not JSON ({error.msg}); expected one object a line", row=row) from None
+    record = parse_json(line, path, "one object a line", row=row)
     if not isinstance(record, dict):
         raise InputError(path, "is not an object; expected one object a line", row=row)
     for name in FIELDS:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from labkit.errors import InputError
+from labkit.json_text import parse_json
 from labkit.workload.base import RequestSpec
 from labkit.workload.reading import parse_count, parse_number, read_rows
 
@@ -110,12 +111,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
 
 def _json_records(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     for row, line in read_rows(path):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(path, f"is not JSON ({error.msg}); write one object a line", row=row) from None
-        except RecursionError:
-            raise InputError(path, "is nested too deeply; write one object a line", row=row) from None
+        record = parse_json(line, path, "one object a line", row=row)
         if not isinstance(record, dict):
             raise InputError(path, "is not an object; write one object a line", row=row)
         _check_names(list(record), path, row, allowed=(*REQUIRED, *OPTIONAL, *JSON_ONLY))

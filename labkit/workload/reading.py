@@ -6,10 +6,11 @@ Rows are counted as an editor counts lines, so the header of a CSV file is row 1
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.errors import InputError
+from labkit.errors import InputError, shown
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, str]]:
@@ -50,19 +51,20 @@ def first_line(path: Path) -> str:
 def parse_count(value: object, path: object, row: int, field: str, *, minimum: int = 0) -> int:
     """A whole number of tokens (or anything counted) that is at least `minimum`."""
     if isinstance(value, str):
-        try:
-            count = int(value)
-        except ValueError:
-            raise InputError(path, f"is {value!r}; write a whole number", row=row, field=field) from None
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
+            raise InputError(path, f"is {shown(value)}; write a whole number", row=row, field=field)
+        count = int(value)
     elif isinstance(value, int) and not isinstance(value, bool):
         count = value
     elif isinstance(value, float) and value.is_integer():
         count = int(value)
     else:
-        raise InputError(path, f"is {value!r}; write a whole number", row=row, field=field)
+        raise InputError(path, f"is {shown(value)}; write a whole number", row=row, field=field)
     if count < minimum:
         what = "is negative" if count < 0 else "is too small"
-        raise InputError(path, f"{what} ({count}); counts here start at {minimum}", row=row, field=field)
+        raise InputError(
+            path, f"{what} ({shown(count)}); counts here start at {minimum}", row=row, field=field
+        )
     return count
 
 
@@ -71,11 +73,13 @@ def parse_number(value: object, path: object, row: int, field: str, *, minimum: 
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError
+        if isinstance(value, str) and ("_" in value or not value.isascii()):
+            raise ValueError
         number = float(value)
-    except ValueError:
-        raise InputError(path, f"is {value!r}; write a number", row=row, field=field) from None
+    except (ValueError, OverflowError):
+        raise InputError(path, f"is {shown(value)}; write a number", row=row, field=field) from None
     if not math.isfinite(number):
-        raise InputError(path, f"is {value!r}; write a finite number", row=row, field=field)
+        raise InputError(path, f"is {shown(value)}; write a finite number", row=row, field=field)
     if number < minimum:
         raise InputError(
             path, f"is {number:g}; the smallest value accepted is {minimum:g}", row=row, field=field

@@ -8,13 +8,13 @@ scale. `…-dataset.json` maps the start of a six-hour period to two strings, ea
 from __future__ import annotations
 
 import ast
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from labkit.errors import InputError, LabError
+from labkit.json_text import read_json
 from labkit.workload.base import RequestSpec
 from labkit.workload.reading import parse_number, read_rows
 
@@ -109,12 +109,11 @@ def _read_windows(path: Path) -> list[Window]:
 
 
 def _read_dataset(path: Path) -> tuple[list[tuple[float, np.ndarray, np.ndarray]], ...]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(path, "no such file; a ServeGen trace needs its dataset beside it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError(path, "is not JSON; expected the dataset of a ServeGen client") from None
+    data = read_json(
+        path,
+        "the dataset of a ServeGen client",
+        missing="no such file; a ServeGen trace needs its dataset beside it",
+    )
     if not isinstance(data, dict) or not data:
         raise InputError(path, "is not an object of periods; expected the dataset of a ServeGen client")
     tables = []

@@ -183,3 +183,46 @@ def test_multimodal_and_renamed_families():
     assert from_config(nested).num_params == 8030261248
     kimi = {**DEEPSEEK_V2_LITE, "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
     assert from_config(kimi).model_type == "deepseek_v3"
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({**LLAMA, "num_hidden_layers": 1_000_000_000}, "num_hidden_layers"),
+        ({**LLAMA, "vocab_size": 10**4000}, "vocab_size"),
+        ({**QWEN3_MOE, "num_experts": 1_000_000}, "num_experts"),
+        ({**QWEN3_MOE, "mlp_only_layers": "all"}, "mlp_only_layers"),
+        ({**QWEN3_MOE, "decoder_sparse_step": "2"}, "decoder_sparse_step"),
+        ({**LLAMA, "layer_types": [["full_attention"]] * 32}, "layer_types"),
+        ({**LLAMA, "torch_dtype": "float128"}, "torch_dtype"),
+        ({**LLAMA, "dtype": ["bfloat16"]}, "dtype"),
+        ({**LLAMA, "quantization_config": "fp8"}, "quantization_config"),
+        ({**LLAMA, "architectures": {"LlamaForCausalLM": 1}, "model_type": None}, "architectures"),
+        ({**LLAMA, "model_type": "x" * 5000, "architectures": []}, "model_type"),
+    ],
+)
+def test_absurd_values_are_one_short_sentence(config, field):
+    config = {k: v for k, v in config.items() if not (k == "torch_dtype" and field == "dtype")}
+    with pytest.raises(InputError) as raised:
+        from_config(config, where="config.json")
+    assert raised.value.field == field
+    assert len(str(raised.value)) < 500 and "\n" not in str(raised.value)
+
+
+def test_one_class_name_is_a_list_of_one():
+    config = {k: v for k, v in LLAMA.items() if k != "model_type"}
+    assert from_config({**config, "architectures": "LlamaForCausalLM"}).model_type == "llama"
+
+
+def test_texts_that_no_parser_likes(tmp_path):
+    """Nesting beyond the parser's stack and numbers beyond its digits; GPU files too."""
+    for text in ('{"a":' * 100_000 + "1" + "}" * 100_000, '{"hidden_size": ' + "9" * 5000 + "}"):
+        path = tmp_path / "config.json"
+        path.write_text(text)
+        for read in (get_model, lambda p: get_gpu(str(p))):
+            with pytest.raises(InputError, match=r"config\.json: (is nested|has a whole)") as raised:
+                read(path)
+            assert len(str(raised.value)) < 500
+    path.write_text(json.dumps({"total_gib": 1e300, "bandwidth_gb_s": 500, "bf16_dense_tflops": 100}))
+    with pytest.raises(InputError, match=r"field total_gib: is 1e\+300; expected at most"):
+        get_gpu(str(path))

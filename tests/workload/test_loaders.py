@@ -190,3 +190,23 @@ def test_a_missing_trace_is_said_and_replaced(monkeypatch, tmp_path):
         load_trace("azure-conv")
     with pytest.raises(LabError, match="stand-in"):
         load_or_synthetic("nothing")
+
+
+@pytest.mark.parametrize("number", ["1_0", "١٢", "9" * 5000, "0x10", "1e3"])
+def test_a_count_is_written_with_plain_digits(tmp_path, number):
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,{number},5\n", encoding="utf-8"
+    )
+    with pytest.raises(InputError, match="write a whole number") as raised:
+        load_azure(path)
+    assert raised.value.row == 2 and len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("load", [load_mooncake, load_own])
+def test_deep_nesting_names_the_row(tmp_path, load):
+    path = tmp_path / "deep.jsonl"
+    path.write_text("[" * 100_000 + "]" * 100_000 + "\n")
+    with pytest.raises(InputError, match="nested too deeply") as raised:
+        load(path)
+    assert raised.value.row == 1
