@@ -35,6 +35,7 @@ from labkit.experiments.three_systems import (
     table,
     three_load,
     three_ways,
+    until_waiting,
 )
 from labkit.experiments.three_systems_mechanisms import (
     built_for,
@@ -119,7 +120,7 @@ player(builder.finish(), title="blocks that running requests hold")
 # %%
 draw_bars(
     {
-        name: {"tables in more than four pieces": 100 * b.scattered, "blocks that come back when a request leaves": 100 * b.returned}
+        name: {"tables in 5 pieces or more": 100 * b.scattered, "blocks freed on leaving": 100 * b.returned}
         for name, b in {"as it is": blocks, "without prefix caching": private, "one request at a time": alone}.items()
     },
     ylabel="%",
@@ -143,12 +144,7 @@ claim(
 # And the budget: a request that waits, waits for a number of blocks, and the scheduler can say which.
 
 # %%
-stopped = run_system("vllm", requests, POOL, max_steps=3000 if scale == "ci" else 6000)
-busy = next(
-    (run for n in range(2000, 9000, 250) if len((run := run_system("vllm", requests, POOL, max_steps=n)).scheduler.waiting)),
-    stopped,
-)  # fmt: skip
-waiting_table(busy.scheduler, 6)
+waiting_table(until_waiting("vllm", requests, POOL), 6)
 
 # %% [markdown]
 # ## 10.2 TensorRT-LLM: fixed shapes, and two ways to be good
@@ -184,14 +180,15 @@ faster_by.compare(tight["GUARANTEED_NO_EVICT"].ttft_p95_s / tight["MAX_UTILIZATI
 table([*tight.values()])
 
 # %%
+short_names = {"no evict": tight["GUARANTEED_NO_EVICT"], "max utilization": tight["MAX_UTILIZATION"]}
 draw_timeline(
     [
-        Series(f"live KV, {name}", (f := run.watch.frame())["end_s"], f["live"])
-        for name, run in tight.items()
+        Series(f"live, {name}", (f := run.watch.frame())["end_s"], f["live"])
+        for name, run in short_names.items()
     ]
     + [
         Series(f"waiting, {name}", (f := run.watch.frame())["end_s"], f["waiting"], unit="requests")
-        for name, run in tight.items()
+        for name, run in short_names.items()
     ],
     limits=[Limit(POOL * BYTES_PER_TOKEN, "pool")],
     title="blocks promised to the end, or used to the last",

@@ -117,7 +117,8 @@ class DearKVCache(PagedKVCache):
         priority: int = 0,
         ttl_s: float | None = None,
     ) -> Admission:
-        dear = self.ttl_s is not None and num_tokens <= self.short_tokens
+        known = len(block_keys or ()) * self.block_size if token_ids is None else len(token_ids)
+        dear = self.ttl_s is not None and known <= self.short_tokens
         return super().admit(
             request_id, num_tokens, max_tokens=max_tokens, token_ids=token_ids, block_keys=block_keys,
             final_tokens=final_tokens, priority=int(dear), ttl_s=self.ttl_s if dear else None,
@@ -297,15 +298,16 @@ def trades(curves: Mapping[str, Sequence[TradePoint]]) -> bool:
 
 def price_of_the_worst(curves: Mapping[str, Sequence[TradePoint]]) -> float:
     """Memory held under the worst policy over memory held under the best, both for the hit share that the best reaches in
-    the middle of its curve (straight lines between the points; 1.0 where no hits are bought)."""
+    the middle of its curve (straight lines between the points; 1.0 where no hits are bought). A policy that never reaches
+    it is counted with all the memory that it was given."""
     middle = max(points[len(points) // 2].hit_share for points in curves.values())
     needed = []
     for points in curves.values():
         hits = [p.hit_share for p in points]
-        if hits[0] >= hits[-1] or middle > hits[-1]:
-            continue
+        if hits[0] >= hits[-1]:
+            return 1.0
         needed.append(float(np.interp(middle, hits, [p.held_bytes for p in points])))
-    return max(needed) / min(needed) if len(needed) > 1 else 1.0
+    return max(needed) / min(needed)
 
 
 def _rises(points: Sequence[TradePoint]) -> bool:
