@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.doctor.evidence import Evidence
+from labkit.doctor.fixes import Effect, effects_of
 from labkit.doctor.load import load_evidence
 from labkit.doctor.rules import RULES, Rule
 from labkit.doctor.signals import SIGNALS, Signals, felt
@@ -26,16 +27,6 @@ class Sign:
     time_s: float | None
     unit: str
     says: str
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What the fix does to one figure. `how` is "replayed" on a recorded run, "estimated on a fitted load" on a scrape."""
-
-    figure: str
-    before: float
-    after: float
-    how: str
 
 
 @dataclass(frozen=True)
@@ -103,8 +94,6 @@ def diagnose(evidence: Evidence, *, effects: bool = False) -> Diagnosis:
     ranked = sorted(fired.values(), key=lambda rule: rule.rank)
     findings = [_finding(rule, signals) for rule in ranked]
     if effects and findings:
-        from labkit.doctor.fixes import effects_of
-
         findings[0].effects.extend(effects_of(findings[0].kind, evidence, signals))
     return Diagnosis(
         _verdict(findings, hurt, excluded),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.doctor.evidence import Evidence
+from labkit.doctor.evidence import Evidence, HeadWait
 from labkit.errors import InputError
 from labkit.observe.export import load_parquet, save_parquet
 from labkit.observe.recorder import RunRecorder
@@ -74,6 +74,33 @@ def load_run(path: Path, evidence: Evidence) -> None:
     evidence.origin_s = 0.0
     if evidence.run.settings is not None:
         evidence.settings.setdefault("kv_tokens", evidence.run.settings.capacity_tokens)
+        evidence.waits += _head_waits(evidence.run)
+
+
+def _head_waits(run: RecordedRun) -> list[HeadWait]:
+    """What a log would say, once a second: the longest-waiting request's prompt against the memory there is. A step as full
+    as its token budget is a wait for compute."""
+    if run.settings is None or run.series is None:
+        return []
+    requests = run.requests[run.requests["refused"].isna()].sort_values("arrival_s")
+    arrival, prompt = requests["arrival_s"].to_numpy(), requests["num_prompt_tokens"].to_numpy()
+    admission = requests["admission_s"].fillna(np.inf).to_numpy()
+    names, token = requests["request_id"].astype(str).to_numpy(), run.settings.bytes_per_token
+    budget = int(run.settings.options.get("max_num_batched_tokens", 2048))
+    waits, last_s = [], -1.0
+    for row in run.series.itertuples():
+        if row.num_waiting < 1 or row.end_s < last_s + 1.0:
+            continue
+        waiting = np.flatnonzero((arrival <= row.end_s - 0.5) & (admission > row.end_s))
+        if not len(waiting):
+            continue
+        head, last_s = int(waiting[0]), float(row.end_s)
+        limit = "token_budget" if row.num_scheduled_tokens >= budget else "unknown"
+        waits.append(
+            HeadWait(last_s, names[head], limit, int(prompt[head]), row.kv_free_bytes // token,
+                     row.kv_cached_bytes // token, row.kv_largest_free_bytes // token)
+        )  # fmt: skip
+    return waits
 
 
 def _settings(path: Path) -> RunSettings | None:

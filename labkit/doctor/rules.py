@@ -123,7 +123,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "pool_held_by_long_requests", 6, ("12.1",),
         "a few very long requests hold most of the pool for minutes",
-        (_at_least("times_the_usual_waiting", 1.9), _at_least("usage_when_waiting", 0.7), _below("rest_usage_first", 0.03),
+        (_at_least("times_the_usual_waiting", 1.9), _at_least("usage_when_waiting", 0.7), _at_least("usage_floor", 0.5), _below("rest_usage_first", 0.03),
          _below("idle_sequences", 0.9)),
         "tokens and age of each running request",
         "give long requests a pool or a limit of their own (pressure 'pools', max_long), or send them to another server",

@@ -233,7 +233,8 @@ def memory_waits(s: Signals) -> list[Any]:
     _LOG,
 )
 def _blocked(s: Signals) -> Signal | None:
-    if not s.evidence.waits and "weight_bits" not in s.evidence.settings:
+    logged = s.evidence.waits or "weight_bits" in s.evidence.settings
+    if not logged and (s.evidence.run is None or s.evidence.run.settings is None):
         return None
     running, waiting = s.column("num_running"), s.column("num_waiting")
     if s.frame is None or running is None or waiting is None:
@@ -433,6 +434,27 @@ def _times_usual_waiting(s: Signals) -> Signal | None:
     if not at.any():
         return Signal(0.0)
     return Signal(float(np.median(usage[at] * pool / running[at])) / usual)
+
+
+@signal(
+    "usage_floor",
+    "share",
+    "the highest KV usage that was never undercut for a minute while somebody ran",
+    _PAGES,
+)
+def _floor(s: Signals) -> Signal | None:
+    usage, running = s.column("kv_usage"), s.column("num_running")
+    if s.frame is None or usage is None or running is None:
+        return None
+    times = s.frame["time_s"].to_numpy(dtype=float)
+    best = Signal(0.0)
+    for first in range(len(times)):
+        last = int(np.searchsorted(times, times[first] + 60.0))
+        if last < len(times) and (running[first : last + 1] > 0).all():
+            lowest = float(usage[first : last + 1].min())
+            if lowest > best.value:
+                best = Signal(lowest, float(times[first]))
+    return best
 
 
 @signal("hit_ratio", "share", "prompt tokens found in the prefix cache, of those looked up", _PAGES)

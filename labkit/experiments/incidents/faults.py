@@ -46,9 +46,10 @@ class Holds:
         """Give back what is due. Returns how many holds ended."""
         num = 0
         while self._until and self._until[0][0] <= now_s:
-            _, name, taken = heapq.heappop(self._until)
+            _, name, _ = heapq.heappop(self._until)
+            before = self.kv.stats().reserved_bytes
             self.kv.free(name)
-            self.num_tokens -= taken
+            self.num_tokens -= (before - self.kv.stats().reserved_bytes) // self.kv.bytes_per_token
             num += 1
         return num
 

@@ -132,7 +132,7 @@ def slow_reclaim(plan: Plan, strength: float) -> None:
     """Memory in use exceeds what running requests hold, follows the rate of endings, and is back seconds after the last one."""
     share = plan.held(strength)
     flow = plan.load.rate * plan.load.mean_tokens
-    delay_s = float(np.clip(share * plan.capacity_tokens / flow, 7.0, 26.0))
+    delay_s = float(np.clip(share * plan.capacity_tokens / flow, 9.0, 26.0))
     plan.faults.append((SlowReclaim(delay_s), share))
 
 

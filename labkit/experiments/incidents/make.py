@@ -32,6 +32,7 @@ from labkit.experiments.incidents.kinds import (
 from labkit.experiments.incidents.load import TRACES, Load, make_load
 from labkit.experiments.incidents.server import Watched, watch
 from labkit.experiments.incidents.writing import write_evidence
+from labkit.serving.progress import NoProgress
 
 #: severity -> (first strength, P95 of TTFT worse by at least, refusals higher by at least)
 SEVERITIES = {"mild": (0.35, 0.3, 0.02), "moderate": (0.8, 0.6, 0.04), "severe": (1.3, 1.2, 0.08)}
@@ -128,7 +129,9 @@ def make_incidents(
     return found
 
 
-def make_incident(seed: int, number: int, row: dict[str, str], folder: Path) -> Incident:
+def make_incident(
+    seed: int, number: int, row: dict[str, str], folder: Path, *, card_fill: float | None = None
+) -> Incident:
     """One incident: the load, the run without the fault, the fault raised until it is felt, the evidence."""
     rng = np.random.default_rng([seed, number])
     wanted = [row["kind"]]
@@ -154,6 +157,8 @@ def make_incident(seed: int, number: int, row: dict[str, str], folder: Path) -> 
         setting["room"] *= 0.82
     if look == "98 % at rest":
         setting["card_fill"] = 0.985
+    if card_fill is not None:
+        setting["card_fill"] = card_fill
     setting["restart"] = look == "restart"
 
     def served(strength: float, names: Sequence[str]) -> tuple[Plan, Watched]:
@@ -168,16 +173,22 @@ def make_incident(seed: int, number: int, row: dict[str, str], folder: Path) -> 
     _, without = served(0.0, [])
     strength, p95, refusals = SEVERITIES[row["severity"]] if row["kind"] != HEALTHY else (0.0, 0.0, 0.0)
     system = str(rng.choice(["vllm", "vllm", "sglang"]))
-    for tries in range(1, MAX_TRIES + 1):
-        plan, watched = served(strength, wanted)
+    growth = 1.3
+    for tries in range(1, 3 * MAX_TRIES):
+        try:
+            plan, watched = served(strength, wanted)
+        except NoProgress:  # the fault left too little for the longest request
+            strength, growth = 0.8 * strength, 1.0
+            continue
         incident = Incident(
             f"{number:04d}", wanted, row["severity"] if row["kind"] != HEALTHY else "none", row["trace"], system,
             look, watched.ttft_p95_s, without.ttft_p95_s, watched.refusal_share, tries,
         )  # fmt: skip
         often = watched.is_blocked_often or not QUEUES & set(wanted)
-        if row["kind"] == HEALTHY or (often and incident.felt(p95, refusals)):
+        felt = often and incident.felt(p95, refusals)
+        if row["kind"] == HEALTHY or felt or tries >= MAX_TRIES or growth == 1.0:
             break
-        strength = strength * 1.3 + 0.1
+        strength = strength * growth + 0.1
     write_evidence(folder, plan, watched, system, old_names=bool(rng.random() < 0.25))
     return incident
 

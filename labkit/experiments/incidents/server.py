@@ -100,17 +100,18 @@ class Watched:
 
 class Pausing(Executor):
     """A straight-line step cost; prefill steps pause with a probability (an allocator that gives segments back and asks
-    the driver again)."""
+    the driver again). The probability grows over the first twelve seconds of prefill, as the memory that is kept aside does."""
 
     def __init__(self, per_token_ms: float, pauses: tuple[float, float] | None, rng: np.random.Generator):
         self.per_token_s, self.pauses, self.rng = per_token_ms * 1e-3, pauses, rng
-        self.num_pauses = 0
+        self.worked_s = 0.0
 
     def execute(self, plan: StepPlan) -> StepResult:
         seconds = BASE_MS * 1e-3 + self.per_token_s * plan.num_scheduled_tokens
-        if self.pauses and plan.num_prefill_tokens and self.rng.random() < self.pauses[0]:
-            self.num_pauses += 1
-            seconds += self.pauses[1]
+        if self.pauses and plan.num_prefill_tokens:
+            self.worked_s += seconds
+            if self.rng.random() < self.pauses[0] * min(1.0, self.worked_s / 12.0):
+                seconds += self.pauses[1]
         return StepResult(seconds)
 
 

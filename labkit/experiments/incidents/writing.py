@@ -40,7 +40,7 @@ class Ledger:
         fill = plan.card_fill or float(plan.rng.uniform(0.86, 0.93))
         sizes = [gib * GIB for gib in CARDS if gib * GIB * 0.98 >= needed]
         #: a slice of a card where no card is that small or that large
-        self.card = needed / fill if not sizes or needed / sizes[0] < 0.7 else sizes[0]
+        self.card = needed / fill if plan.card_fill or not sizes or needed / sizes[0] < 0.7 else sizes[0]
         self.idle_end = idle * self.card
         self.utilisation = self.budget / self.card
 
@@ -189,9 +189,7 @@ def _smi(plan: Plan, watched: Watched, ledger: Ledger) -> str:
     lines = ["timestamp, index, memory.used [MiB], memory.total [MiB], utilization.gpu [%]"]
     for row in watched.rows[::10]:
         age = min(1.0, row.time_s / plan.load.ends_s)
-        used = (
-            ledger.weights + ledger.kv + 0.97 * ledger.workspace + CONTEXT_BYTES + ledger.idle_end * age**0.6
-        )
+        used = ledger.budget + ledger.idle_end * age**0.6
         busy = 0 if not row.values["num_running"] else int(plan.rng.integers(60, 99))
         stamp = (START + timedelta(seconds=row.time_s)).strftime("%Y/%m/%d %H:%M:%S.000")
         lines.append(

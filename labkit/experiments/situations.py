@@ -1,0 +1,194 @@
+"""Section 12: five situations that are easy to misjudge, each listed cause reproduced and told apart by evidence alone.
+
+    python -m labkit.experiments.situations            # every situation, cause by cause, and what the doctor says
+
+A case is an incident (`labkit.experiments.incidents`): a known fault in a served load. What is diagnosed is only its evidence.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.doctor.diagnose import Diagnosis, diagnose
+from labkit.doctor.evidence import Evidence
+from labkit.doctor.load import load_evidence
+from labkit.doctor.signals import Signals
+from labkit.experiments.incidents.faults import Fault, NoEviction
+from labkit.experiments.incidents.load import make_load
+from labkit.experiments.incidents.make import Incident, make_incident
+from labkit.experiments.incidents.server import Watched, watch
+
+#: situation -> listed cause -> the kind of incident that reproduces it
+SITUATIONS: dict[str, dict[str, str]] = {
+    "12.1": {
+        "no contiguous room": "contiguous_fragmentation",
+        "pool held by long requests": "pool_held_by_long_requests",
+        "shared prefixes released late": "late_prefix_release",
+        "allocator reserved high, active low": "reserved_high_active_low",
+    },
+    "12.2": {
+        "long and short mixed degrade the pool": "contiguous_fragmentation",
+        "small objects churn": "reserved_high_active_low",
+        "reclaim slower than allocation": "slow_reclaim",
+        "residency without eviction": "cache_without_eviction_policy",
+    },
+    "12.3": {
+        "weights saved, keys and values not": "weights_only_quantisation",
+        "workspace is the limit": "workspace_limited",
+        "scheduler too conservative": "admission_too_conservative",
+    },
+    "12.5": {
+        "allocator cache growth": "reserved_high_active_low",
+        "pool fragmentation": "contiguous_fragmentation",
+        "late reclaim": "late_prefix_release",
+        "sessions left behind": "idle_sessions_left_behind",
+    },
+}
+#: 11.6: four root causes behind one reading of nvidia-smi
+FOUR_CAUSES = {
+    "too little memory for the load": "capacity_too_small",
+    "the framework leaks": "kv_block_leak",
+    "the cache is never evicted": "cache_without_eviction_policy",
+    "a limit that was set too low": "admission_too_conservative",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cause: what was made, its evidence, the diagnosis from all of it and from nvidia-smi alone."""
+
+    cause: str
+    kind: str
+    incident: Incident
+    evidence: Evidence
+    diagnosis: Diagnosis
+    from_smi_alone: Diagnosis
+
+    @property
+    def reading_percent(self) -> int:
+        """What nvidia-smi shows at the end, in whole percent of the card."""
+        card = self.evidence.cards[-1]
+        return round(100 * card.used_bytes / card.total_bytes)
+
+    def signal(self, name: str) -> float | None:
+        """A number of the doctor's, by name."""
+        return Signals(self.evidence).value(name)
+
+    def ttft_early_and_late_s(self) -> tuple[float, float]:
+        """Mean TTFT of the first eighth of the requests (a fresh server) and of the rest."""
+        frame = self.evidence.series
+        count, total = frame["ttft_count"].to_numpy(), frame["ttft_sum"].to_numpy()
+        at = int(np.searchsorted(count, count[-1] / 8))
+        early = total[at] / max(1.0, count[at])
+        return float(early), float((total[-1] - total[at]) / max(1.0, count[-1] - count[at]))
+
+
+def reproduce(
+    causes: dict[str, str],
+    seed: int,
+    *,
+    severity: str = "severe",
+    trace: str = "azure-conv",
+    card_fill: float | None = None,
+) -> list[Case]:
+    """One case a cause, each on a load of its own drawn from `seed`."""
+    cases = []
+    for number, (cause, kind) in enumerate(causes.items()):
+        row = {"kind": kind, "severity": severity, "trace": trace, "look_alike": "", "double": ""}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "evidence"
+            incident = make_incident(seed, 5000 + number, row, path, card_fill=card_fill)
+            evidence = load_evidence([path])
+            alone = diagnose(load_evidence([path / "nvidia-smi.csv"]))
+        cases.append(Case(cause, kind, incident, evidence, diagnose(evidence), alone))
+    return cases
+
+
+def told_apart(diagnoses: Sequence[Diagnosis], kinds: Sequence[str]) -> bool:
+    """Every case gets its own cause first, and no two get the same."""
+    said = [diagnosis.verdict for diagnosis in diagnoses]
+    return said == list(kinds) and len(set(said)) == len(said)
+
+
+def four_causes_one_reading(rng: np.random.Generator) -> list[Case]:
+    """11.6: four servers whose nvidia-smi shows the same, each sick for another reason."""
+    return reproduce(FOUR_CAUSES, int(rng.integers(1, 2**31)), card_fill=0.95)
+
+
+def one_reading_four_verdicts(cases: Sequence[Case], *, from_smi_alone: bool = False) -> bool:
+    """The readings agree within a point, and the verdicts (from all evidence, or from nvidia-smi alone) are four and right."""
+    readings = [case.reading_percent for case in cases]
+    diagnoses = [case.from_smi_alone if from_smi_alone else case.diagnosis for case in cases]
+    return max(readings) - min(readings) <= 1 and told_apart(diagnoses, [case.kind for case in cases])
+
+
+# --- 12.4: a higher hit rate and more pressure -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Caching:
+    """One load on one pool with one way of caching. `pressure` is preemptions and logged waits for memory, per request."""
+
+    name: str
+    hit_ratio: float
+    pressure: float
+    ttft_p95_s: float
+    run: Watched
+
+    def more_hits_and_more_pressure(self, without: Caching) -> bool:
+        """More prompt tokens are found, and more requests meet a full pool, than without the cache."""
+        return self.hit_ratio > without.hit_ratio + 0.05 and self.pressure > without.pressure + 0.1
+
+
+def hit_rate_and_pressure(
+    rng: np.random.Generator, *, kept_share: float = 0.75, room: float = 1.2, trace: str = "azure-conv"
+) -> list[Caching]:
+    """The same requests without a prefix cache, with one that gives way, and with one that keeps up to `kept_share`."""
+    load = make_load(rng, trace, shares_prefixes=True)
+    longest = max(r.num_prompt_tokens + r.num_output_tokens for r in load.requests)
+    peak = watch(load, 40_000_000, rng).peak_live_tokens
+    capacity = max(int(room * peak), 3 * longest)
+    ways: dict[str, dict[str, Any]] = {
+        "no cache": {},
+        "cache that gives way": {"prefix": True},
+        "cache that keeps": {"prefix": True},
+    }
+    found = []
+    for name, options in ways.items():
+        faults: list[tuple[Fault, float]] = []
+        if name == "cache that keeps":
+            faults = [(NoEviction(rng), min(kept_share, 1 - 1.1 * longest / capacity))]
+        run = watch(load, capacity, rng, faults=faults, **options)
+        values = run.rows[-1].values
+        waits = sum(wait.limit == "blocks" for wait in run.waits)
+        found.append(
+            Caching(
+                name,
+                values["num_prefix_hits"] / max(1.0, values["num_prefix_queries"]),
+                (run.num_preempted + waits) / run.num_requests,
+                run.ttft_p95_s,
+                run,
+            )
+        )
+    return found
+
+
+def main(seed: int = 0) -> None:
+    """Print every situation, cause by cause."""
+    for situation, causes in SITUATIONS.items():
+        for case in reproduce(causes, seed):
+            print(f"{situation}  {case.cause:40} {case.diagnosis.verdict:32} P95 {case.incident.ttft_p95_without_s:.2f} -> {case.incident.ttft_p95_s:.2f} s")  # fmt: skip
+    for way in hit_rate_and_pressure(np.random.default_rng(seed)):
+        print(f"12.4  {way.name:40} hits {way.hit_ratio:.2f}, pressure {way.pressure:.2f} a request, P95 {way.ttft_p95_s:.2f} s")  # fmt: skip
+    for case in four_causes_one_reading(np.random.default_rng(seed)):
+        print(f"11.6  {case.cause:40} {case.diagnosis.verdict:32} nvidia-smi {case.reading_percent} %")
+
+
+if __name__ == "__main__":
+    main()
