@@ -107,6 +107,21 @@ def _evicting(cls: Callable[..., Any]) -> None:
         _view(tree),
     )
     that(tree.match(A) == 0, "an evicted sequence is still matched.")
+    tree = cls()
+    for tokens in ([1, 2], [3, 4], [5, 6], [1, 2]):
+        tree.insert(tokens)
+    got = tree.evict(2)
+    left = tree.match([1, 2]), tree.match([3, 4]), tree.match([5, 6])
+    that(
+        got <= 2,
+        f"evict(2) with three leaves of 2 tokens removed {got}: stop as soon as num_tokens are gone.",
+    )
+    that(
+        left == (2, 0, 2),
+        f"inserted in this order: [1, 2], [3, 4], [5, 6], and [1, 2] again; so [3, 4] was used longest ago and goes first. After "
+        f"evict(2) the three match {left} tokens and should match (2, 0, 2): insert counts as use, of old and new nodes.",
+        _view(tree),
+    )
 
 
 def _locking(cls: Callable[..., Any]) -> None:
