@@ -45,7 +45,7 @@ def draw_layout(
     spans = linear(spans)
     total = max([span.end for span in spans] + [capacity or 0, 1])
     num_rows = rows or _suggest_rows(len(spans))
-    row_size = row_length(math.ceil(total / num_rows), unit)
+    row_size = row_length(math.ceil(total / num_rows), unit, total)
     num_rows = max(1, math.ceil(total / row_size))
     sums = _sums(spans, total)
     lines = -(-len(sums) // 3)
@@ -83,22 +83,22 @@ def draw_layout_on(
     if background == "free":
         spans = _with_holes(spans, total)
     picture = _picture(spans, num_rows, row_size)
-    scale, name = byte_unit(row_size) if unit == "bytes" else (1.0, unit)
+    scale, name = _unit(row_size, total) if unit == "bytes" else (1.0, unit)
     axes.imshow(
         picture, aspect="auto", interpolation="nearest", extent=(0.0, row_size / scale, float(num_rows), 0.0)
     )
     axes.set_xlabel(f"offset in the row ({name})" if num_rows > 1 else f"offset ({name})", fontsize=9)
     axes.tick_params(labelsize=8)
     if num_rows > 1:
-        scale, name = byte_unit(total) if unit == "bytes" else (1.0, unit)
         step = max(1, math.ceil(num_rows * 0.2 / _height_inches(axes)))
         axes.set_yticks([row + 0.5 for row in range(0, num_rows, step)])
         axes.set_yticklabels([_short(row * row_size / scale) for row in range(0, num_rows, step)])
-        axes.set_ylabel(f"row starts at ({name})", fontsize=9)
+        gap = " " if _height_inches(axes) > 1.4 else "\n"  # one line is 1.3 inches long
+        axes.set_ylabel(f"row starts{gap}at ({name})", fontsize=9)
     else:
         axes.set_yticks([])
     for label, (offset, size) in (highlight or {}).items():
-        _frame(axes, label, offset, size, row_size, unit)
+        _frame(axes, label, offset, size, row_size, scale)
 
 
 def _picture(spans: Sequence[Span], num_rows: int, row_size: int) -> np.ndarray:
@@ -216,17 +216,22 @@ def _suggest_rows(num_spans: int) -> int:
     return 1 if num_spans <= 40 else min(16, 2 + num_spans // 60)
 
 
-def row_length(size: int, unit: str) -> int:
-    """The next row length that reads well: two significant digits in its unit."""
-    scale = byte_unit(size)[0] if unit == "bytes" else 1.0
+def row_length(size: int, unit: str, total: int = 0) -> int:
+    """The next row length that reads well: two significant digits in the unit of the map."""
+    scale = _unit(size, total)[0] if unit == "bytes" else 1.0
     value = size / scale
-    step = 10.0 ** max(-1, math.floor(math.log10(max(value, 1.0))) - 1)
+    step = 10.0 ** max(-2, math.floor(math.log10(max(value, 0.1))) - 1)
     return max(1, math.ceil(round(math.ceil(value / step - 1e-9) * step * scale, 6)))
 
 
-def _frame(axes: Axes, label: str, offset: int, size: int, row_size: int, unit: str) -> None:
+def _unit(row_size: int, total: int) -> tuple[float, str]:
+    """One unit for both axes: that of the whole space, or of a row where a row is a small part of it."""
+    scale, name = byte_unit(max(row_size, total))
+    return (scale, name) if row_size >= 0.1 * scale else byte_unit(row_size)
+
+
+def _frame(axes: Axes, label: str, offset: int, size: int, row_size: int, scale: float) -> None:
     """Outline `[offset, offset + size)`, broken at row ends, and name it once."""
-    scale = byte_unit(row_size)[0] if unit == "bytes" else 1.0
     start, named = offset, False
     while start < offset + size:
         row = start // row_size

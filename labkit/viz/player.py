@@ -152,7 +152,8 @@ def draw_runs(runs: Sequence[Run], time: float, *, title: str = "", figure: Figu
         rows = min(12, max(1, run.peak_records // 60))
         spans = run.layout(step)
         draw_layout_on(
-            upper, spans, total=run.total, row_size=row_length(-(-run.total // rows), run.unit), unit=run.unit,
+            upper, spans, total=run.total, unit=run.unit,
+            row_size=row_length(-(-run.total // rows), run.unit, run.total),
             background=run.background,
         )  # fmt: skip
         when = (
