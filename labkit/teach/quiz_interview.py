@@ -94,3 +94,21 @@ def draw_interview(seed: int = 0, per_step: int = 1) -> Interview:
 def rubric(question: Question, language: str = "en") -> list[str]:
     """What each level says, one line each."""
     return [f"{name}: {question.levels[name][language]}" for name in LEVELS]
+
+
+#: the argument of claim 14.2 by the questions whose answers carry it
+ARGUMENT = {
+    1: ("ledger-budget", "ledger-nvidia-smi"),
+    2: ("frag-mean", "frag-kind", "frag-pools"),
+    3: ("kv-reserve", "kv-grow", "kv-no-good-point"),
+    4: ("kv-same-output", "kv-cow", "kv-budget"),
+    5: ("sched-decision", "frag-prefix-life", "frag-long"),
+    6: ("metric-limit", "prefix-false-leak", "metric-itl"),
+}
+#: the bonus points of claim 14.3
+BONUS = {
+    "a high hit rate is not efficiency": "bonus-hit-rate",
+    "quantisation need not raise concurrency": "bonus-quant-weights",
+    "recovery on restart points to accumulated state": "bonus-restart",
+    "admit by block or token, not by request": "bonus-unit",
+}
