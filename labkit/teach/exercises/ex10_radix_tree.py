@@ -10,21 +10,22 @@ import numpy as np
 
 from labkit.kv.paged import PagedKVCache
 from labkit.kv.prefix_radix import RadixPrefixCache
-from labkit.teach.exercises.base import Exercise, Picture, Remember, drawn, that
+from labkit.teach.exercises.base import Exercise, Remember, drawn, that
+from labkit.teach.exercises.radix_model import random_locks_and_evictions, random_tokens, view
 
 A, B = [1, 2, 3, 4, 5], [1, 2, 3, 7, 8]
 
 
 def run(cls: Callable[..., Any]) -> str:
     make = Remember(cls)
-    with drawn(lambda: _view(make.last)):
+    with drawn(lambda: view(make.last)):
         _matching(make)
         _splitting(make)
         _evicting(make)
         _locking(make)
         _locking_inside(make)
         against_lab = _random_matching(make)
-        num = _random(make)
+        num = random_locks_and_evictions(make)
     return f"{against_lab:,} matches as in the lab's radix cache, and {num:,} random operations that lose nothing that is locked."
 
 
@@ -41,7 +42,7 @@ def _matching(cls: Callable[..., Any]) -> None:
         that(
             got == expected,
             f"with {A} in the tree, match({tokens}) is {got} and should be {expected}{why}.",
-            _view(tree),
+            view(tree),
         )
 
 
@@ -54,18 +55,18 @@ def _splitting(cls: Callable[..., Any]) -> None:
         tree.match(A) == 5,
         f"after insert({B}) the tree matches only {tree.match(A)} tokens of {A}: when a node is split its lower half (and its "
         "children) must hang below the upper half.",
-        _view(tree),
+        view(tree),
     )
     that(
         tree.match(B) == 5,
         f"after insert({B}) the tree matches only {tree.match(B)} of its 5 tokens.",
-        _view(tree),
+        view(tree),
     )
     that(
         tree.num_tokens == 7,
         f"{A} and {B} share 3 tokens: the tree holds 7, not {tree.num_tokens}"
         + (": the shared beginning is stored twice." if tree.num_tokens == 10 else "."),
-        _view(tree),
+        view(tree),
     )
     deep = cls()
     for tokens in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 9], [1, 2, 8]):
@@ -75,7 +76,7 @@ def _splitting(cls: Callable[..., Any]) -> None:
         got == (6, 5),
         f"after two splits on one path the older sequences match {got} tokens and should match (6, 5): the lower half of a "
         "split keeps the children.",
-        _view(deep),
+        view(deep),
     )
 
 
@@ -89,22 +90,22 @@ def _evicting(cls: Callable[..., Any]) -> None:
     that(
         tree.match([1, 2, 3]) == 3,
         "evict(1) removed the shared beginning while something hangs below it: only leaves may be evicted.",
-        _view(tree),
+        view(tree),
     )
     that(
         tree.match(A) == 5,
         f"{A} was matched after {B} was inserted, so the end of {B} is the leaf used longest ago; evict took the end of {A}. "
         "match and insert mark the whole path as used.",
-        _view(tree),
+        view(tree),
     )
-    that(got == 2, f"evict(1) removes the leaf [7, 8] whole and returns 2; it returned {got}.", _view(tree))
-    that(tree.num_tokens == 5, f"after it 5 tokens are left, not {tree.num_tokens}.", _view(tree))
+    that(got == 2, f"evict(1) removes the leaf [7, 8] whole and returns 2; it returned {got}.", view(tree))
+    that(tree.num_tokens == 5, f"after it 5 tokens are left, not {tree.num_tokens}.", view(tree))
     got = tree.evict(100)
     that(
         got == 5 and tree.num_tokens == 0,
         f"evict(100) goes on with parents that became leaves: it should remove all 5 tokens left; it returned {got} and "
         f"{tree.num_tokens} are left.",
-        _view(tree),
+        view(tree),
     )
     that(tree.match(A) == 0, "an evicted sequence is still matched.")
     tree = cls()
@@ -120,7 +121,7 @@ def _evicting(cls: Callable[..., Any]) -> None:
         left == (2, 0, 2),
         f"inserted in this order: [1, 2], [3, 4], [5, 6], and [1, 2] again; so [3, 4] was used longest ago and goes first. After "
         f"evict(2) the three match {left} tokens and should match (2, 0, 2): insert counts as use, of old and new nodes.",
-        _view(tree),
+        view(tree),
     )
 
 
@@ -133,14 +134,14 @@ def _locking(cls: Callable[..., Any]) -> None:
         tree.num_evictable == 2,
         f"{B} is locked: only [4, 5] is evictable (2 tokens), not {tree.num_evictable}. A lock holds every node from the leaf "
         "up to the root.",
-        _view(tree),
+        view(tree),
     )
     got = tree.evict(100)
-    that(tree.match(B) == 5, "evict removed tokens of a locked sequence.", _view(tree))
+    that(tree.match(B) == 5, "evict removed tokens of a locked sequence.", view(tree))
     that(
         got == 2,
         f"evict(100) with {B} locked should remove [4, 5] and return 2; it returned {got}.",
-        _view(tree),
+        view(tree),
     )
     tree.lock(B)
     tree.unlock(B)
@@ -148,13 +149,13 @@ def _locking(cls: Callable[..., Any]) -> None:
         tree.num_evictable == 0,
         f"{B} was locked twice and unlocked once: a running request still reads it. num_evictable is {tree.num_evictable} and "
         "should be 0: count the locks.",
-        _view(tree),
+        view(tree),
     )
     tree.unlock(B)
     that(
         tree.num_evictable == 5,
         f"after the last unlock 5 tokens are evictable, not {tree.num_evictable}.",
-        _view(tree),
+        view(tree),
     )
 
 
@@ -166,7 +167,7 @@ def _locking_inside(cls: Callable[..., Any]) -> None:
         tree.num_evictable == 3,
         f"a lock that ends inside a node holds the first 3 of 6 tokens; 3 are evictable, not {tree.num_evictable}. Split the "
         "node where the lock ends.",
-        _view(tree),
+        view(tree),
     )
     tree = cls()
     x = [1, 2, 3, 4]
@@ -177,13 +178,13 @@ def _locking_inside(cls: Callable[..., Any]) -> None:
         tree.num_evictable == 1,
         f"a locked node was split by insert([1, 2, 8]): both halves stay locked, so only [8] is evictable, not "
         f"{tree.num_evictable} tokens. Copy the lock count to the new node.",
-        _view(tree),
+        view(tree),
     )
     tree.unlock(x)
     that(
         tree.num_evictable == 5,
         f"after unlock all 5 tokens are evictable, not {tree.num_evictable}: unlock the same path that was locked.",
-        _view(tree),
+        view(tree),
     )
 
 
@@ -194,13 +195,13 @@ def _random_matching(cls: Callable[..., Any]) -> int:
         tree = cls()
         lab = PagedKVCache(4096, 1, block_size=1, prefix=RadixPrefixCache(1))
         for step in range(40):
-            tokens = _tokens(rng)
+            tokens = random_tokens(rng)
             num += 1
             expected, got = lab.lookup([*tokens, -1]), tree.match(tokens)
             that(
                 got == expected,
                 f"match({tokens}) is {got}, in the lab's radix cache {expected} (seed {seed}).",
-                _view(tree),
+                view(tree),
             )
             if rng.random() < 0.6:
                 lab.admit(f"r{step}", len(tokens), max_tokens=len(tokens), token_ids=tokens)
@@ -211,90 +212,6 @@ def _random_matching(cls: Callable[..., Any]) -> int:
                     f"insert({tokens}) returned {got}; {expected} of its tokens were there (seed {seed}).",
                 )
     return num
-
-
-def _random(cls: Callable[..., Any]) -> int:
-    """The model is the set of all prefixes in the tree. What an eviction took is learned by matching again."""
-    num = 0
-    for seed in range(20):
-        rng = np.random.default_rng([11, seed])
-        tree, held, locked, known = (
-            cls(),
-            set[tuple[int, ...]](),
-            list[tuple[int, ...]](),
-            list[tuple[int, ...]](),
-        )
-        for step in range(60):
-            num += 1
-            dice, tokens = rng.random(), tuple(_tokens(rng))
-            where = f"(seed {seed}, operation {step})"
-            if dice < 0.45 or not known:
-                tree.insert(list(tokens))
-                known.append(tokens)
-                held |= _prefixes(tokens)
-                did = f"insert({list(tokens)})"
-            elif dice < 0.6:
-                length = _length(known[int(rng.integers(len(known)))], held)
-                tokens = known[int(rng.integers(len(known)))]
-                tokens = tokens[: min(length, _length(tokens, held))]
-                if not tokens:
-                    continue
-                tree.lock(list(tokens))
-                locked.append(tokens)
-                did = f"lock({list(tokens)})"
-            elif dice < 0.75 and locked:
-                tokens = locked.pop(int(rng.integers(len(locked))))
-                tree.unlock(list(tokens))
-                did = f"unlock({list(tokens)})"
-            else:
-                pinned = set().union(*(_prefixes(t) for t in locked))
-                want, could = int(rng.integers(1, 8)), len(held) - len(pinned)
-                got = tree.evict(want)
-                did = f"evict({want})"
-                that(
-                    min(want, could) <= got <= could,
-                    f"{did} returned {got}; {could} tokens were evictable {where}.",
-                    _view(tree),
-                )
-                left = set().union(*(_prefixes(t[: tree.match(list(t))]) for t in known))
-                that(pinned <= left, f"{did} removed tokens of a locked sequence {where}.", _view(tree))
-                that(
-                    len(held) - len(left) == got,
-                    f"{did} said {got} and {len(held) - len(left)} tokens are gone {where}: did an inner node go, and with it "
-                    "what hung below it?",
-                    _view(tree),
-                )
-                held = left
-            pinned = set().union(*(_prefixes(t) for t in locked))
-            counts, right = (tree.num_tokens, tree.num_evictable), (len(held), len(held) - len(pinned))
-            that(
-                counts == right,
-                f"after {did} (num_tokens, num_evictable) is {counts} and should be {right} {where}.",
-                _view(tree),
-            )
-    return num
-
-
-def _tokens(rng: np.random.Generator) -> list[int]:
-    return [int(t) for t in rng.integers(0, 2, size=int(rng.integers(1, 9)))]
-
-
-def _prefixes(tokens: tuple[int, ...]) -> set[tuple[int, ...]]:
-    return {tokens[:end] for end in range(1, len(tokens) + 1)}
-
-
-def _length(tokens: tuple[int, ...], held: set[tuple[int, ...]]) -> int:
-    return max((end for end in range(1, len(tokens) + 1) if tokens[:end] in held), default=0)
-
-
-def _view(tree: Any) -> Picture:
-    """How much is held and how much of it may go."""
-    try:
-        total, evictable = int(tree.num_tokens), int(tree.num_evictable)
-    except Exception:
-        total = evictable = 0
-    bars = {"your tree": {"locked": float(total - evictable), "evictable": float(evictable)}}
-    return Picture("bars", "tokens in the tree at that moment", bars, {"ylabel": "tokens", "stacked": True})
 
 
 EXERCISE = Exercise(

@@ -29,8 +29,8 @@ def my_paged_decode_kernel(
     offs_d = tl.arange(0, HEAD_DIM)
     row = (request * num_heads + head) * HEAD_DIM
     q = tl.load(query + row + offs_d)
-    top = tl.max(tl.full([BLOCK_SIZE], float("-inf"), tl.float32), 0)
-    total = tl.sum(tl.zeros([BLOCK_SIZE], tl.float32), 0)
+    top = float("-inf")
+    total = 0.0
     acc = tl.zeros([HEAD_DIM], tl.float32)
     for i in range(0, tl.cdiv(length, BLOCK_SIZE)):
         block = tl.load(block_tables + request * max_blocks + i).to(tl.int64)
