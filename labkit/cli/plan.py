@@ -105,6 +105,12 @@ def check(
         widths = [max(len(row[i]) for row in rows_text) for i in range(len(heads))]
         for row in rows_text:
             typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+        typer.echo()
+        for result in results:
+            tested = (
+                ", ".join(step.name for step in result.steps) or "nothing: the line lacks a second number"
+            )
+            typer.echo(f"{result.line.id}: {result.verdict}; tested: {tested}")
         off = sum(not step.holds for result in results for step in result.estimates)
         typer.echo(f"{len(results)} lines, {num_flagged} flagged, {off} estimates further off than 12 %")
     if num_flagged:

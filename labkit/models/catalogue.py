@@ -21,6 +21,8 @@ def get_model(name: str | Path) -> ModelSpec:
         return read_config(text)
     key = text.rsplit("/", 1)[-1].casefold()
     index = _index()
+    if key not in index and (found := _spelled(key)):
+        key = found
     if key not in index:
         raise LabError(
             f"unknown model {shown(text)}; choose one of: {', '.join(model_names())}, or give a config.json"
@@ -60,9 +62,32 @@ def find_in_text(text: str) -> ModelSpec | None:
     A name ends where the word does: "DeepSeek-V3.2" is not DeepSeek-V3, and a distilled model is none of its teacher's.
     """
     said = "-".join(text.casefold().replace("_", "-").split())
-    names = [
-        key
-        for key in _index()
-        if re.search(rf"(?<![a-z0-9.]){re.escape(key)}(?![a-z0-9]|\.[0-9]|-distill)", said)
-    ]
-    return _model(_index()[max(names, key=len)]) if names else None
+    index = _index()
+    names = [key for key, pattern in _patterns().items() if pattern.search(said)]
+    longest = [key for key in names if len(key) == max(map(len, names))]
+    return _model(index[longest[0]]) if len({index[key] for key in longest}) == 1 else None
+
+
+def _spelled(key: str) -> str | None:
+    """The name of the catalogue that `key` is but for separators and words such as "instruct", if only one is."""
+    said = re.sub(r"(?:-(?:instruct|chat|base|hf|it))+$", "", "-".join(key.replace("_", "-").split()))
+    names = [name for name, pattern in _patterns().items() if pattern.fullmatch(said)]
+    return names[0] if len({_index()[name] for name in names}) == 1 else None
+
+
+@cache
+def _patterns() -> dict[str, re.Pattern[str]]:
+    """Names as people write them: "llama3.1-8b", "Llama 3.1 8B", "Qwen3-Next 80B" (the active parameters left out)."""
+    patterns = {}
+    for key in _index():
+        base = re.sub(r"-a\d+b$", "", key)
+        active = key[len(base) :]
+        pieces = [re.escape(piece) for word in base.split("-") for piece in _words(word)]
+        text = "-?".join(pieces) + (f"(?:{re.escape(active)})?" if active else "")
+        patterns[key] = re.compile(rf"(?<![a-z0-9.]){text}(?![a-z0-9]|\.[0-9]|-distill)")
+    return patterns
+
+
+def _words(word: str) -> list[str]:
+    """`"llama3.1"` -> `["llama", "3.1"]`: letters may be set off from the version that follows."""
+    return re.findall(r"[a-z]+(?=[0-9])|.+", word)

@@ -41,6 +41,8 @@ def get_gpu(name: str) -> GPUSpec:
     wanted = name.casefold().replace(" ", "-")
     exact = [spec for key, spec in catalogue.items() if key.casefold() == wanted]
     begins = [spec for key, spec in catalogue.items() if key.casefold().startswith(wanted)]
+    if len(begins) > 1:  # "H100" is the card of that name, not the H100NVL
+        begins = [spec for spec in begins if spec.name.casefold().startswith(wanted + "-")] or begins
     if exact or (wanted and len(begins) == 1):
         return (exact or begins)[0]
     raise LabError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit.planning.estimates import estimate_steps
@@ -18,6 +18,7 @@ from labkit.planning.printed import PrintedLine
 from labkit.planning.steps import Step
 from labkit.planning.steps_capacity import capacity_steps
 from labkit.planning.steps_lengths import length_steps
+from labkit.units import GIB
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,12 @@ class CheckedLine:
 
 
 def check_line(line: PrintedLine) -> CheckedLine:
-    """Test what can be tested, estimate the rest."""
+    """Test what can be tested, estimate the rest. Where the unit of the pool is open, the reading that fits the line's
+    other numbers better counts, GiB before 10^9 bytes."""
+    if line.kv_unit_unsure:
+        decimal = {**line.numbers, "kv_gib": line.numbers["kv_gib"] * 1e9 / GIB}
+        readings = [replace(line, kv_unit_unsure=False), replace(line, kv_unit_unsure=False, numbers=decimal)]
+        return min(map(check_line, readings), key=lambda r: sum(not step.holds for step in r.steps))
     return CheckedLine(line, [*capacity_steps(line), *length_steps(line)], list(estimate_steps(line)))
 
 

@@ -45,15 +45,20 @@ def _planned_pool(
         model,
         line.gpu,
         engine=line.engine,
-        parallel=Parallel(line.tp),
+        parallel=Parallel(line.tp, line.pp),
         max_model_len=line.max_model_len,
         kv_dtype=line.kv_dtype,
         memory_fraction=line.utilisation,
         quantization=quantization,
-        given={"weights": round(line.ledger["weights"] * GIB)} if "weights" in line.ledger else {},
+        given={
+            name: round(line.ledger[name] * GIB)
+            for name in ("weights", "peak_activation", "non_torch", "cuda_graphs")
+            if name in line.ledger
+        },
     )
-    used = sum(t.num_bytes for t in collect_terms(request)) / GIB
-    return rank_budget(request).kv_bytes / GIB, used
+    stage = min(range(line.pp), key=lambda i: rank_budget(request, i).kv_bytes)
+    used = sum(t.num_bytes for t in collect_terms(request, stage)) / GIB
+    return rank_budget(request, stage).kv_bytes / GIB, used
 
 
 def _printed_pools(line: PrintedLine) -> Iterator[tuple]:

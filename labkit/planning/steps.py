@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.models.parallel import Parallel, stage_kv_bytes_per_token
+from labkit.models.spec import ModelSpec
 from labkit.planning.kv_groups import KVGroups, kv_groups
 from labkit.planning.printed import PrintedLine
 
@@ -64,8 +66,9 @@ def tolerance(line: PrintedLine) -> float:
 
 
 def printed_interval(value: float) -> tuple[float, float]:
-    """A number with two decimals (or as many as it shows) stands for an interval."""
-    decimals = max(2, len(str(value).partition(".")[2]))
+    """A printed number stands for an interval: half a unit of its last decimal either way. JSON writes 54.10 as 54.1 and
+    54.00 as 54.0, so one decimal is taken as one; a number without any as two."""
+    decimals = len(str(value).partition(".")[2]) or 2
     half = 0.5 * 10.0**-decimals
     return value - half, value + half
 
@@ -94,7 +97,10 @@ def derived_bytes(line: PrintedLine) -> dict[str, float]:
     except LabError:  # ranks that this model cannot be cut into
         return {}
     if line.num_kv_layers is not None:
-        return {f"{line.num_kv_layers} KV layers": line.num_kv_layers * per_layer}
+        layers = -(-line.num_kv_layers // line.pp)
+        return {f"{layers} KV layers": layers * per_layer}
+    if line.pp > 1:
+        return _stage_bytes(line, model)
     options = {"all layers": float(model.kv_bytes_per_token(line.kv_dtype, line.tp))}
     if model.num_layers_of("sliding"):
         options["full-attention layers"] = float(
@@ -107,9 +113,20 @@ def derived_bytes(line: PrintedLine) -> dict[str, float]:
     return {name: value for name, value in options.items() if value}
 
 
+def _stage_bytes(line: PrintedLine, model: ModelSpec) -> dict[str, float]:
+    """A rank of a pipeline keeps the layers of its stage; the stage with the most comes first, since it fills up first."""
+    parallel = Parallel(line.tp, line.pp)
+    try:
+        stages = [stage_kv_bytes_per_token(model, parallel, i, line.kv_dtype) for i in range(line.pp)]
+    except LabError:  # more stages than layers
+        return {}
+    heaviest = sorted(set(stages), reverse=True)
+    return {f"layers of stage {stages.index(size)} of {line.pp}": float(size) for size in heaviest if size}
+
+
 def hybrid_groups(line: PrintedLine) -> KVGroups | None:
     """The hybrid groups of a model whose layers do not all keep the same, else None."""
-    if line.model is None or not derived_bytes(line) or line.num_kv_layers is not None:
+    if line.model is None or not derived_bytes(line) or line.num_kv_layers is not None or line.pp > 1:
         return None
     groups = kv_groups(line.model, line.kv_dtype, line.tp)
     return groups if groups.num_groups > 1 else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from labkit.planning.free_text import read_result
 from labkit.planning.kv_groups import KVGroups
 from labkit.planning.printed import PrintedLine
 from labkit.planning.steps import (
@@ -40,7 +40,12 @@ def _bytes_per_token(line: PrintedLine) -> Iterator[Step]:
     if printed is None or not options:
         return
     name = next((n for n, value in options.items() if value == printed), next(iter(options)))
-    yield Step("bytes_per_token", printed, options[name], f"{name}, {line.kv_dtype}, tp {line.tp}")
+    yield Step(
+        "bytes_per_token",
+        printed,
+        options[name],
+        f"{name}, {line.kv_dtype}, tp {line.tp}" + (f", pp {line.pp}" if line.pp > 1 else ""),
+    )
 
 
 def budget_steps(line: PrintedLine) -> Iterator[Step]:
@@ -166,11 +171,13 @@ def _concurrency(line: PrintedLine) -> Iterator[Step]:
         groups = hybrid_groups(line)
         if groups is not None and abs(planned / printed - 1) > ONE_RANK:
             planned, formula = _hybrid_concurrency(line, groups, tokens, length, printed)
-        low, high = planned - 0.005, planned + 0.005
+        low, high = interval(planned, printed)
         yield Step("concurrency", printed, planned, formula, ONE_RANK, low, high)
-    if re.search("refus|reject|serve|start", line.result.lower()):
+    said = read_result(line.result)
+    if (
+        said is not None and hybrid_groups(line) is None
+    ):  # groups share blocks: fewer tokens may still hold one request
         planned_result = "refused" if tokens < length else "served"
-        said = "refused" if re.search("refus|reject", line.result.lower()) else "served"
         yield Step("result", said, planned_result, f"{tokens:,.0f} tokens, max_model_len {length:,}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from labkit.planning.free_text import read_result
 from labkit.planning.printed import PrintedLine
 from labkit.planning.steps import (
     ONE_RANK,
@@ -52,6 +53,10 @@ def _lengths(line: PrintedLine, per_token: float) -> Iterator[Step]:
             tokens = length or numbers.get("n_ctx")
         if tokens is not None:
             yield _sequence_gib(line, per_token, tokens)
+    if "needs_gib" in numbers and "available_gib" in numbers and (said := read_result(line.result)):
+        needs, available = numbers["needs_gib"], numbers["available_gib"]
+        planned_result = "refused" if needs > available else "served"
+        yield Step("result", said, planned_result, f"needs {needs:g} GiB, has {available:g} GiB")
     if "available_gib" in numbers and "estimated_max_len" in numbers:
         yield _estimated_max_len(line, per_token)
     if "cpu_blocks" in numbers:

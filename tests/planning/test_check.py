@@ -230,3 +230,152 @@ def test_lists_are_several_lines(tmp_path):
         json.dumps([{"id": "A", "model": "Qwen3-14B", "kv_gib": [11.57, 11.0], "kv_tokens": [75824, 72064]}])
     )
     assert [(r.line.id, r.verdict) for r in check_lines(read_lines(path))] == [("A[0]", "ok"), ("A[1]", "ok")]
+
+
+def test_pipeline_stages_hold_their_layers_only():
+    """Llama-3.1-8B on 4 x 2 ranks: 16 layers of 2 heads, 16,384 B a token; 61 layers in two stages: the larger counts."""
+    line = {"model": "Llama-3.1-8B", "tp": 4, "pp": 2, "kv_gib": 54.0, "kv_tokens": 3_538_944}
+    assert check_line(read_line(line)).verdict == "ok"
+    assert check_line(read_line({**line, "kv_tokens": 1_769_472})).flagged
+    assert check_line(read_line({**line, "gpu": "8x H100 80GB"})).estimates[0].planned > 60
+    uneven = {"model": "DeepSeek-V3", "pp": 2, "per_token_bytes": 31 * 1152}
+    assert check_line(read_line(uneven)).verdict == "ok"
+    assert check_line(read_line({**uneven, "per_token_bytes": 61 * 1152})).flagged
+
+
+LLAMA_POOL = {"model": "Llama-3.1-8B", "kv_tokens": 442_368}
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        {"kv_gib": "54.0 GB"},
+        {"kv_gib": "54.00 GiB (available)"},
+        {"kv_gib": "57.98 GB (decimal)"},
+        {"kv_gb": 57.98},
+        {"kv_gb": 54.0},
+        {"kv_gb": "57.98 GB = 10^9 bytes"},
+        {"kv_mib": 55_296},
+        {"kv_mib": "54 GiB"},
+        {"K_gib": 27.0, "V_gib": "27.0 GB"},
+        {"kv_cache_gib": 54},
+    ],
+)
+def test_units_of_the_pool(pool):
+    result = check_line(read_line({**LLAMA_POOL, **pool}))
+    assert (result.verdict, [s.name for s in result.steps]) == ("ok", ["kv_tokens from kv_gib"])
+    assert check_line(read_line({**LLAMA_POOL, **pool, "kv_tokens": 430_000})).flagged
+
+
+@pytest.mark.parametrize("length", ["128k", "131072 tokens", "131,072", "131072 (default)", 131072])
+def test_lengths_in_words(length):
+    line = {**LLAMA_POOL, "max_model_len": length, "concurrency": "3.38x"}
+    assert [s.name for s in check_line(read_line(line)).steps] == ["concurrency"]
+    assert check_line(read_line(line)).verdict == "ok"
+    assert read_line({**line, "max_model_len": "default"}).max_model_len is None
+    assert read_line({**line, "max_model_len": "100k"}).max_model_len == 100_000
+
+
+def test_budget_terms_beside_the_others():
+    line = {"model": "x", "gpu": "H100 (79.22 GiB)", "util": 0.9, "kv_gib": 54.41}
+    line |= {"weights_gib": 14.99, "non_torch_gib": 0.2, "activation_gib": "1.7 GiB"}
+    assert check_line(read_line(line)).steps[0].holds
+    line |= {"activation_gib": None, "peak_activation_mib": 1740.8, "util": "90 %"}
+    assert check_line(read_line(line)).steps[0].holds
+    assert check_line(read_line({**line, "kv_gib": 53.0})).flagged
+
+
+@pytest.mark.parametrize(
+    ("result", "kv_tokens", "verdict"),
+    [
+        ("ok", 200_000, "ok"),
+        ("ok", 100_000, "flagged"),
+        ("started", 131_072, "ok"),
+        ("ValueError: the model's max seq len is larger than the KV cache", 100_000, "ok"),
+        ("engine failed to start", 200_000, "flagged"),
+        ("", 200_000, "untested"),
+    ],
+)
+def test_results_in_words(result, kv_tokens, verdict):
+    line = {"model": "a model", "max_model_len": 131072, "kv_tokens": kv_tokens, "result": result}
+    assert check_line(read_line(line)).verdict == verdict
+
+
+def test_numbers_in_the_sentence_of_a_refusal():
+    """vLLM's two sentences, the old one in tokens and the new one in GiB."""
+    old = "The model's max seq len (8192) is larger than the maximum number of tokens that can be stored in KV cache (6048)."
+    assert [s.name for s in check_line(read_line({"model": "x", "result": old})).steps] == ["result"]
+    new = "To serve at least one request (10.12 GiB KV cache is needed, which is larger than the available KV cache memory "
+    new += "(5.59 GiB). Based on the available memory, the estimated maximum model length is 122080."
+    line = {"model": "Qwen3-30B-A3B", "kv_dtype": "fp8", "max_model_len": 221000, "result": new}
+    result = check_line(read_line(line))
+    assert [s.name for s in result.steps] == ["needs_gib", "result", "estimated_max_len"]
+    assert result.verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("llama3.1-8b", "Llama-3.1-8B"),
+        ("Llama3 70B", "Llama-3-70B"),
+        ("Llama 3.3 70B Instruct", "Llama-3.1-70B"),
+        ("meta-llama/Llama-3.3-70B", "Llama-3.1-70B"),
+        ("Mistral Nemo", "Mistral-Nemo-12B"),
+        ("Qwen3 Next 80B", "Qwen3-Next-80B-A3B"),
+        ("qwen3-235b in fp8", "Qwen3-235B-A22B"),
+        ("Qwen2-7B", "Qwen2-7B"),
+        ("Qwen2 72B Instruct", "Qwen2-72B"),
+        ("DeepSeek R1, 8 ranks", "DeepSeek-V3"),
+        ("opt_13b", "OPT-13B"),
+        ("Qwen3.5-27B hybrid", None),
+        ("Llama 70B", None),
+        ("DeepSeek-V3.2", None),
+        ("CodeLlama-2-7Bx", None),
+        ("DeepSeek-R1-Distill-Foo-9B", None),
+    ],
+)
+def test_models_by_how_people_write_them(said, name):
+    model = read_line({"model": said, "kv_gib": 1}).model
+    assert (model.name if model else None) == name
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("V100-16GB", "V100-16GB"),
+        ("Tesla V100 32 GB", "V100-32GB"),
+        ("V100", None),
+        ("H100 NVL 94GB", "H100NVL-94GB"),
+        ("NVIDIA H100 94GB", "H100NVL-94GB"),
+        ("NVIDIA H100 PCIe", "H100-80GB"),
+        ("GH200 96GB", "GH200-96GB"),
+        ("2x L40", "L40-48GB"),
+        ("8 x H20", "H20-96GB"),
+        ("AMD MI300X", "MI300X-192GB"),
+        ("A100", "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
+        ("L40S", "L40S-48GB"),
+    ],
+)
+def test_cards_by_how_people_write_them(said, name):
+    gpu = read_line({"model": "x", "kv_gib": 1, "gpu": said}).gpu
+    assert (gpu.name if gpu else None) == name
+
+
+def test_ranks_from_the_cards():
+    for gpu, tp in {"4x H100 80GB": 4, "8 GPUs": 8, "A100 x2": 2, "RTX 3090": 1, "TPU v5e-8": 1}.items():
+        assert read_line({"model": "x", "kv_gib": 1, "gpu": gpu}).tp == tp
+    assert read_line({"model": "x", "kv_gib": 1, "gpu": "8x H100", "pp": 2}).tp == 4
+    with pytest.raises(InputError, match=r"field tp: is 2\.5; expected a whole number"):
+        read_line({"model": "x", "tp": 2.5})
+    with pytest.raises(InputError, match="field kv_gib") as raised:
+        read_line({"model": "x", "kv_gib": "9" * 5000})
+    assert len(str(raised.value)) < 200
+
+
+def test_the_text_says_per_line_what_was_tested(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "check", str(LINES)])
+    out = capsys.readouterr().out
+    assert "\nK7: ok; tested: bytes_per_token, kv_tokens from kv_gib\n" in out
+    assert "\nK20: estimated; tested: nothing" in out
