@@ -314,7 +314,9 @@ claim(
 frame = next(row for row in units if row.name == "blocks").run.recorder.series_frame()
 worst_step = int(frame["step"][frame["num_waiting"].idxmax()])
 stopped = serve("paged", busy, **tight, max_model_len=16_384, max_steps=worst_step, admission="blocks")
-waiting_table(stopped.scheduler)
+queue = waiting_table(stopped.scheduler)
+print(queue["sentence"][0])
+queue.drop(columns="sentence")
 
 # %% [markdown]
 # **Try it**: one decision and one number at a time.
@@ -352,8 +354,8 @@ SliderPanel(
 # ## In an interview
 #
 # *"Preemptions went from zero to thousands and nobody touched the model. What do you look at?"* Shallow: the pool is too
-# small. Good: what admission counts, and what it leaves free. Deep: which class of request calls in promises late (short
-# prompts, long outputs), what each response to pressure costs whom, and why the same settings look perfect in a load test
+# small. Good: what admission counts, and what it leaves free. Deep: which class of request calls in promises late (long
+# outputs), what each response to pressure costs whom, and why the same settings look perfect in a load test
 # with ample memory.
 #
 # **Exercises:** 11 (admission by block with headroom), 12 (chunked prefill within a token budget), 16 (beat the scheduler).
@@ -364,7 +366,7 @@ SliderPanel(
 # 2. Long and short mixed spoil space that is half empty.
 # 3. A prefill burst takes blocks, first tokens and throughput at once.
 # 4. Count blocks and leave headroom; every response to pressure has a payer.
-# 5. Short prompts with long outputs amplify trouble out of proportion.
+# 5. Requests with long outputs amplify trouble out of proportion.
 #
 # **What would change my mind:** a tight pool in which the unit of admission does not matter.
 

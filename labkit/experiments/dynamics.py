@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.errors import LabError
 from labkit.experiments.churn import AllocatorMemory, Churn, ChurnRun, Holding
 from labkit.experiments.harms import peak_demand
 from labkit.experiments.serve import Served, serve
@@ -222,7 +223,9 @@ class Curve:
 
 def memory_curve(source: str | None, requests: Sequence[RequestSpec], *, bytes_per_token: int) -> Curve:
     """Serve `requests` with everything static (one length, all there at the start in batches of 16, no reuse) except
-    `source`, one of `SOURCES`, or None for the plain baseline."""
+    `source`, one of `SOURCES`, or None for the plain baseline. Raises `LabError` for another name."""
+    if source is not None and source not in SOURCES:
+        raise LabError(f"unknown source {source!r}; choose one of: {', '.join(SOURCES)}")
     mean_prompt = int(np.mean([r.num_prompt_tokens for r in requests]))
     mean_output = int(np.mean([r.num_output_tokens for r in requests]))
     load: list[RequestSpec] = []

@@ -55,7 +55,8 @@ def serve(
 ) -> Served:
     """Run `requests` on KV cache `kv_name`; a row of the series for every `every`-th step.
 
-    No request may become longer than `max_model_len` tokens; longer ones are refused on arrival and counted.
+    No request may become longer than `max_model_len` tokens: a prompt that leaves no room for an answer is refused on
+    arrival and counted, an answer ends where the limit is reached.
     """
     kv = make_kv_cache(
         kv_name, capacity_tokens=capacity_tokens, bytes_per_token=bytes_per_token, **(kv_options or {})
