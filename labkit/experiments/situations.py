@@ -19,7 +19,14 @@ from labkit.doctor.diagnose import Diagnosis, diagnose
 from labkit.doctor.evidence import Evidence
 from labkit.doctor.load import load_evidence
 from labkit.doctor.signals import Signals
-from labkit.experiments.incidents.faults import Fault, NoEviction
+from labkit.experiments.incidents.faults import (
+    Fault,
+    IdleSessions,
+    LatePrefixRelease,
+    Leak,
+    NoEviction,
+    SlowReclaim,
+)
 from labkit.experiments.incidents.load import make_load
 from labkit.experiments.incidents.make import Incident, make_incident
 from labkit.experiments.incidents.server import Watched, watch
@@ -50,6 +57,8 @@ SITUATIONS: dict[str, dict[str, str]] = {
         "sessions left behind": "idle_sessions_left_behind",
     },
 }
+#: situation -> what is added to a hundred times the seed, so that no two situations share a load
+_OWN = {"12.1": 1, "12.2": 2, "12.3": 3, "12.5": 5}
 #: 11.6: four root causes behind one reading of nvidia-smi
 FOUR_CAUSES = {
     "too little memory for the load": "capacity_too_small",
@@ -79,6 +88,11 @@ class Case:
     def signal(self, name: str) -> float | None:
         """A number of the doctor's, by name."""
         return Signals(self.evidence).value(name)
+
+    def gets_worse(self) -> bool:
+        """Requests after the first eighth wait at least a third longer for their first token: what a restart would undo."""
+        early, late = self.ttft_early_and_late_s()
+        return late > 4 / 3 * early
 
     def ttft_early_and_late_s(self) -> tuple[float, float]:
         """Mean TTFT of the first eighth of the requests (a fresh server) and of the rest."""
@@ -110,6 +124,11 @@ def reproduce(
     return cases
 
 
+def situation(name: str, seed: int) -> list[Case]:
+    """The cases of one situation of `SITUATIONS`."""
+    return reproduce(SITUATIONS[name], 101 * seed + _OWN[name])
+
+
 def told_apart(diagnoses: Sequence[Diagnosis], kinds: Sequence[str]) -> bool:
     """Every case gets its own cause first, and no two get the same."""
     said = [diagnosis.verdict for diagnosis in diagnoses]
@@ -126,6 +145,28 @@ def one_reading_four_verdicts(cases: Sequence[Case], *, from_smi_alone: bool = F
     readings = [case.reading_percent for case in cases]
     diagnoses = [case.from_smi_alone if from_smi_alone else case.diagnosis for case in cases]
     return max(readings) - min(readings) <= 1 and told_apart(diagnoses, [case.kind for case in cases])
+
+
+def held_back(
+    rng: np.random.Generator, fault: str, held_share: float, *, room: float = 1.35, trace: str = "azure-conv"
+) -> Watched:
+    """One load, and `held_share` of the pool taken by "leak", "idle sessions", "slow reclaim", "late prefixes" or "nothing"."""
+    load = make_load(rng, trace, num_requests=240, shares_prefixes=fault == "late prefixes")
+    longest = max(r.num_prompt_tokens + r.num_output_tokens for r in load.requests)
+    capacity = max(int(room * 42_000), 2 * longest)
+    share = min(held_share, 1 - 1.1 * longest / capacity)
+    each = int(share * capacity / (0.3 * 0.75 * len(load.requests))) + 1
+    delay_s = float(np.clip(share * capacity / (load.rate * load.mean_tokens), 2.0, 30.0))
+    makers = {
+        "nothing": None,
+        "leak": Leak(rng, 0.3, each),
+        "idle sessions": IdleSessions(rng, 0.3, each),
+        "slow reclaim": SlowReclaim(delay_s),
+        "late prefixes": LatePrefixRelease(rng, 0.5, 120.0),
+    }
+    maker = makers[fault]
+    faults = [(maker, share)] if maker is not None and share > 0 else []
+    return watch(load, capacity, rng, prefix=fault == "late prefixes", faults=faults)
 
 
 # --- 12.4: a higher hit rate and more pressure -------------------------------------------------------------------------
@@ -181,9 +222,9 @@ def hit_rate_and_pressure(
 
 def main(seed: int = 0) -> None:
     """Print every situation, cause by cause."""
-    for situation, causes in SITUATIONS.items():
-        for case in reproduce(causes, seed):
-            print(f"{situation}  {case.cause:40} {case.diagnosis.verdict:32} P95 {case.incident.ttft_p95_without_s:.2f} -> {case.incident.ttft_p95_s:.2f} s")  # fmt: skip
+    for name in SITUATIONS:
+        for case in situation(name, seed):
+            print(f"{name}  {case.cause:40} {case.diagnosis.verdict:32} P95 {case.incident.ttft_p95_without_s:.2f} -> {case.incident.ttft_p95_s:.2f} s")  # fmt: skip
     for way in hit_rate_and_pressure(np.random.default_rng(seed)):
         print(f"12.4  {way.name:40} hits {way.hit_ratio:.2f}, pressure {way.pressure:.2f} a request, P95 {way.ttft_p95_s:.2f} s")  # fmt: skip
     for case in four_causes_one_reading(np.random.default_rng(seed)):
