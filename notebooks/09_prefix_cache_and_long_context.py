@@ -409,10 +409,10 @@ draw_bars(
 )  # fmt: skip
 
 # %% [markdown]
-# **Try it**: pool, policy and block size on 150 synthetic requests in conversations.
+# **Try it**: pool, policy and block size on 110 synthetic requests in conversations.
 
 # %%
-panel_load = conversations(150, lab.rng(8))
+panel_load = conversations(110, lab.rng(8))
 
 
 def cache_panel(pool, policy, block_size, figure=None):

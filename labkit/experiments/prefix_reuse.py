@@ -77,7 +77,7 @@ def conversations(
             next_hash += num_new
             requests.append(
                 RequestSpec(
-                    f"c{len(requests)}", at, length, 1 + int(rng.lognormal(5.5, 0.8)), prefix_hashes=hashes,
+                    f"c{len(requests)}", at, length, min(1500, 1 + int(rng.lognormal(5.5, 0.8))), prefix_hashes=hashes,
                     prefix_block_size=512, kind=f"turn {turn}",
                 )
             )  # fmt: skip

@@ -232,10 +232,20 @@ def until_waiting(
     return scheduler
 
 
-def three_load(num_requests: int, rng: np.random.Generator) -> tuple[list[RequestSpec], str]:
-    """The conversation load of section 9, three times as fast, from clients that allow 1,024 output tokens."""
+def three_load(
+    num_requests: int, rng: np.random.Generator, *, output_tokens_per_s: float = 870.0
+) -> tuple[list[RequestSpec], str]:
+    """The conversation load of section 9, from clients that allow 1,024 output tokens, so fast that it asks for
+    `output_tokens_per_s` (the trace three times as fast as recorded)."""
     requests, origin = shared_load(num_requests, rng)
-    return faster(with_client_limit(requests), 3.0), origin
+    return at_rate(with_client_limit(requests), output_tokens_per_s), origin
+
+
+def at_rate(requests: Sequence[RequestSpec], output_tokens_per_s: float) -> list[RequestSpec]:
+    """The same requests in the same rhythm, asking for `output_tokens_per_s` on average."""
+    span_s = requests[-1].arrival_s - requests[0].arrival_s
+    asked = sum(r.num_output_tokens for r in requests) / span_s
+    return faster(requests, output_tokens_per_s / asked)
 
 
 def side_by_side(requests: Sequence[RequestSpec], capacity_tokens: int) -> dict[str, SystemRun]:

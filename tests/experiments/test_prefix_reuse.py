@@ -51,9 +51,9 @@ def no_traces(monkeypatch):
 
 
 def test_sharing_saves_and_lengthens_lives_and_strangers_only_lengthen_them(rng):
-    load = conversations(300, rng)
-    plain, cached = (reuse_of(load, prefix, capacity_tokens=60_000) for prefix in ("off", "hash"))
-    unshared = reuse_of(nothing_shared(load), "hash", capacity_tokens=60_000)
+    load = conversations(200, rng)
+    plain, cached = (reuse_of(load, prefix, capacity_tokens=40_000) for prefix in ("off", "hash"))
+    unshared = reuse_of(nothing_shared(load), "hash", capacity_tokens=40_000)
     assert cached.saves_and_lives_longer(plain)
     assert not unshared.saves_and_lives_longer(plain)
     assert unshared.hit_share == 0.0
@@ -62,9 +62,11 @@ def test_sharing_saves_and_lengthens_lives_and_strangers_only_lengthen_them(rng)
 
 def test_memory_buys_hits_along_a_curve_and_not_where_nothing_is_shared(rng):
     load = conversations(300, rng)
-    curves = trade_off(load, capacities=[20_000, 40_000, 80_000], policies=["LRU", "LFU"])
+    curves = trade_off(load, capacities=[20_000, 40_000, 80_000], policies=["LRU", "LFU"], block_size=256)
     assert trades(curves)
-    alone = trade_off(nothing_shared(load), capacities=[20_000, 40_000], policies=["LRU", "LFU"])
+    alone = trade_off(
+        nothing_shared(load[:100]), capacities=[15_000, 30_000], policies=["LRU", "LFU"], block_size=256
+    )
     assert not trades(alone)
 
 
@@ -121,7 +123,7 @@ def test_long_requests_hold_the_pool_and_equal_ones_do_not(rng, no_traces):
 
 
 def test_turns_want_their_state_again_and_strangers_do_not(rng):
-    turns = chat_load(40, rng)
+    turns = chat_load(25, rng)
     hot, cold = hotness(turns), hotness(strangers(turns))
     assert hot.hot_state()
     assert not cold.hot_state()
@@ -141,7 +143,7 @@ def test_the_answer_of_a_turn_is_in_the_prompt_of_the_next(rng):
 
 
 def test_reuse_stops_inside_blocks_and_padding_moves_the_border(rng):
-    rag = rag_prompts(rng, num_requests=80)
+    rag = rag_prompts(rng, num_requests=50)
     found = borders(specs_of(rag), [1, 64])
     filled = borders(specs_of(padded(rag, 64)), [64])[64]
     assert found[64].stops_inside()

@@ -7,9 +7,10 @@ import pytest
 
 from labkit.errors import LabError
 from labkit.experiments.prefix_reuse import conversations
-from labkit.experiments.scheduling import faster, with_client_limit
+from labkit.experiments.scheduling import with_client_limit
 from labkit.experiments.three_systems import (
     RECORDINGS,
+    at_rate,
     empty_slots,
     exact,
     replay_recordings,
@@ -47,7 +48,7 @@ def seed(request):
 
 @pytest.fixture(scope="module")
 def load(seed):
-    return faster(with_client_limit(conversations(250, np.random.default_rng(seed))), 3.0)
+    return at_rate(with_client_limit(conversations(200, np.random.default_rng(seed))), 870.0)
 
 
 def test_vllm_serves_from_scattered_blocks_and_sharing_changes_reclaim(load):
@@ -76,11 +77,11 @@ def test_the_fast_capacity_policy_pauses_and_the_steady_one_lets_wait(load):
 
 
 def test_programs_reuse_what_outlived_its_call_and_single_calls_do_not(seed):
-    calls, answers = program_load(np.random.default_rng(seed), num_programs=40)
-    ample, tight = (sglang_programs(calls, answers, size) for size in (40_000, 8000))
+    calls, answers = program_load(np.random.default_rng(seed), num_programs=30)
+    ample, tight = (sglang_programs(calls, answers, size) for size in (40_000, 10_000))
     assert reuse_against_lifetime(ample, tight)
     alone = single_calls(calls, answers)
-    lone = [sglang_programs(*alone, size) for size in (40_000, 8000)]
+    lone = [sglang_programs(*alone, size) for size in (40_000, 10_000)]
     assert not reuse_against_lifetime(*lone)
     assert lone[0].outlived_share > 0.5  # lifetime without reuse
     assert lone[0].hit_share == 0.0
