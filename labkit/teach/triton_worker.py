@@ -118,11 +118,12 @@ class _Worker:
         env = {k: v for k, v in os.environ.items() if k != "LABKIT_KERNELS"}
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 (it belongs to the process)
         process = subprocess.Popen(
             [sys.executable, "-m", "labkit.teach.triton_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             env=env,
         )
         atexit.register(self.stop)
@@ -130,7 +131,12 @@ class _Worker:
         assert process.stdout is not None
         if receive(process.stdout, START_S) is None:
             self.stop()
-            raise LabError("the process that checks Triton kernels did not start; is torch installed?")
+            errors.seek(0)
+            last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise LabError(
+                f"not checked here: the process that runs Triton kernels did not start ({' '.join(last)})."
+            )
+        errors.close()
         return process
 
     def stop(self) -> None:

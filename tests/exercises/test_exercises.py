@@ -12,7 +12,9 @@ from labkit.teach.exercises.run import Report
 from labkit.teach.exercises.submission import report_on_file
 from tests.exercises.trees import CHECKED, expected_words, notebook, wrong_solutions
 
-TRITON = importlib.util.find_spec("triton") is not None
+_SPEC = importlib.util.find_spec("triton")
+#: `tests/blocked` in front of the path stands for a system without it
+TRITON = _SPEC is not None and "blocked" not in str(_SPEC.origin)
 
 
 def report_on(path: Path) -> Report:

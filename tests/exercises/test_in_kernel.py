@@ -94,3 +94,15 @@ def test_source_that_cannot_be_found_is_said() -> None:
     exec("def launch(): pass", namespace)
     with pytest.raises(LabError, match="the source of launch cannot be found"):
         source_of([namespace["launch"]])
+
+
+def test_without_triton_the_check_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labkit.teach.exercises import report_on
+    from labkit.teach.triton_worker import WORKER
+
+    WORKER.stop()
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "blocked"))
+    report = report_on("13", "def my_kv_write(*arguments):\n    pass\n")
+    assert not report.passed
+    assert report.message.startswith("not checked here: ")
+    assert "triton is blocked on purpose" in report.message

@@ -126,9 +126,9 @@ def _in_worker(exercise: Exercise, learner: Sequence[Any], limit_s: float) -> Re
         return Report(exercise, False, missing)
     try:
         source = learner[0] if len(learner) == 1 and isinstance(learner[0], str) else source_of(learner)
+        report = _report(exercise, WORKER.run(exercise.id, source, limit_s))
     except LabError as error:
         return Report(exercise, False, str(error))
-    report = _report(exercise, WORKER.run(exercise.id, source, limit_s))
     if report.passed and exercise.afterwards is not None:
         try:
             return Report(exercise, True, f"{report.message} {exercise.afterwards(source)}")
