@@ -70,10 +70,10 @@ def test_lifetimes(seed):
 
 @seeds
 def test_a_restart_heals_a_leak(seed):
-    requests = steady_load(load(seed), 900, 5.0, np.random.default_rng(seed))
-    for fault, harmed in ((Leak(every=3, tokens_each=256), True), (None, False)):
+    requests = steady_load(load(seed), 1600, 5.0, np.random.default_rng(seed))
+    for fault, harmed in ((Leak(every=4, tokens_each=128), True), (None, False)):
         recorder, restart_s = with_restart(
-            requests, capacity_tokens=44_000, bytes_per_token=PER_TOKEN, fault=fault
+            requests, capacity_tokens=48_000, bytes_per_token=PER_TOKEN, fault=fault
         )
         assert recorder.num_finished == len(requests)
         ends = recorder.series.column("end_s")
