@@ -13,6 +13,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from labkit.experiments.incidents.kinds import HEALTHY, KINDS
 from labkit.experiments.incidents.make import make_incident, plan_incidents
 from labkit.experiments.incidents.score import answer, summarise
@@ -46,7 +48,8 @@ def evaluate(
     known = _read(notes, rows)
     if on_progress is not None and known:
         on_progress(len(known))
-    todo = [i for i in range(len(rows)) if i not in known]
+    # in mixed order, so that a part of the run already says something about every kind
+    todo = [int(i) for i in np.random.default_rng(seed).permutation(len(rows)) if i not in known]
     with notes.open("a", encoding="utf-8") as file, ProcessPoolExecutor(workers or os.cpu_count()) as pool:
         futures = [pool.submit(one, seed, i, rows[i]) for i in todo]
         for future in as_completed(futures):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,15 @@ class Holds:
         heapq.heappush(self._until, (until_s, name, taken))
         return taken
 
+    def only_held_tokens(self, running: Iterable[str]) -> int:
+        """Slots of blocks that holds name and no running request does."""
+        held: set[int] = set()
+        for _, name, _ in self._until:
+            held.update(self.kv.block_table(name))
+        for name in running:
+            held.difference_update(self.kv.block_table(name))
+        return len(held) * self.kv.block_size
+
     def release_due(self, now_s: float) -> int:
         """Give back what is due. Returns how many holds ended."""
         num = 0
@@ -55,17 +64,19 @@ class Holds:
 
 
 class Fault:
-    """What a fault does when a request ends. `idle_running` are sequences that a server still counts as running;
-    `cached_tokens` are held and shown as cache."""
+    """What a fault does when a request ends. `idle_running` are sequences that a server still counts as running."""
 
     idle_running = 0
-    cached_tokens = 0
 
     def attach(self, kv: KVCacheManager, share: float) -> None:
         self.holds = Holds(kv, share * kv.capacity_tokens)
 
     def finished(self, spec: RequestSpec, now_s: float) -> None:
         raise NotImplementedError
+
+    def cached_tokens(self, running: Iterable[str]) -> int:
+        """What is held and shown as cache."""
+        return 0
 
     def advance(self, now_s: float) -> None:
         self.holds.release_due(now_s)
@@ -123,6 +134,5 @@ class NoEviction(LatePrefixRelease):
     def __init__(self, rng: np.random.Generator, probability: float = 1.0):
         super().__init__(rng, probability, math.inf)
 
-    def finished(self, spec: RequestSpec, now_s: float) -> None:
-        super().finished(spec, now_s)
-        self.cached_tokens = self.holds.num_tokens
+    def cached_tokens(self, running: Iterable[str]) -> int:
+        return self.holds.only_held_tokens(running)

@@ -202,7 +202,7 @@ class Watch(Recorder):
     def _scrape(self, now_s: float) -> None:
         kv, capacity = self.scheduler.kv, self.scheduler.kv.capacity_tokens
         stats = kv.stats()
-        shown_as_cache = sum(fault.cached_tokens for fault in self.faults)
+        shown_as_cache = self._shown_as_cache()
         live = stats.reserved_bytes // kv.bytes_per_token - shown_as_cache
         self.peak = max(self.peak, live)
         evictable = stats.cached_bytes // kv.bytes_per_token
@@ -219,6 +219,9 @@ class Watch(Recorder):
         }
         self.rows.append(Row(now_s, values, {name: h.snapshot() for name, h in self.hist.items()}))
 
+    def _shown_as_cache(self) -> int:
+        return sum(fault.cached_tokens(self.scheduler.running) for fault in self.faults)
+
     def _note_wait(self, now_s: float) -> None:
         """At most once a second: why the head of the queue waits, when it has waited for half a second."""
         if now_s < self.next_note_s or not self.scheduler.waiting:
@@ -230,7 +233,7 @@ class Watch(Recorder):
         self.next_note_s = now_s + 1.0
         stats, reason = kv.stats(), self.scheduler.why_waiting(name)
         free, largest = stats.free_bytes // kv.bytes_per_token, stats.largest_free_bytes // kv.bytes_per_token
-        evictable = stats.cached_bytes // kv.bytes_per_token + sum(f.cached_tokens for f in self.faults)
+        evictable = stats.cached_bytes // kv.bytes_per_token + self._shown_as_cache()
         needed, limit = reason.num_needed_blocks * kv.block_size, reason.limit
         if kv.block_size == 1 and limit in (
             "none",
