@@ -83,7 +83,9 @@ def test_every_recorded_step_field_occurs_somewhere() -> None:
 
 
 def test_a_missing_part_is_one_sentence() -> None:
-    with pytest.raises(InputError, match="needs config, workload and steps"):
+    with pytest.raises(
+        InputError, match="field workload: is missing; expected config, workload, steps, totals"
+    ):
         sglang_recording.replay({"config": {}})
-    with pytest.raises(InputError, match="need ops, results"):
+    with pytest.raises(InputError, match="field results: is missing"):
         sglang_ops_recording.replay({"ops": []})

@@ -43,7 +43,7 @@ def replay(recording: dict[str, Any], max_kept: int = 20) -> Comparison:
     policy, top = _heap(recording)
     run = Run(recording, streams=_stream_handles(recording), address_policy=policy, heap_top=top)
     for key, release in RELEASE.items():
-        comparison.compare(key, recording.get(key, release), release)
+        comparison.compare(key, recording.get(key, "<absent>"), release)
     comparison.compare("columns", recording["columns"], COLUMNS)
     for index, (op, row) in enumerate(zip(recording["ops"], recording["rows"], strict=True)):
         values = run.step(op)

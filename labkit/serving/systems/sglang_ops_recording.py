@@ -7,24 +7,39 @@ from typing import Any
 
 import numpy as np
 
-from labkit.errors import InputError
+from labkit.errors import InputError, shown
 from labkit.recording import Comparison
+from labkit.serving.systems.recorded import check_parts, compare_header
 from labkit.serving.systems.sglang_node import Node
+from labkit.serving.systems.sglang_options import EVICTION_POLICIES
 from labkit.serving.systems.sglang_pool import TokenPool
 from labkit.serving.systems.sglang_radix import RadixTree
 
 #: size of the pool the operations were recorded with
 POOL_TOKENS = 200_000
+CACHES = ("unified", "radix")
+WHAT = "SGLang operations"
+BODY = {"ops": list, "results": dict, "page_size": int, "eviction_policy": str}
 
 
 def replay(recording: Mapping[str, Any]) -> Comparison:
     """`results.unified` and `results.radix` are compared, operation by operation."""
     comparison = Comparison("sglang_ops")
-    try:
-        ops, results = recording["ops"], recording["results"]
-        page_size, policy = recording["page_size"], recording["eviction_policy"]
-    except (KeyError, TypeError):
-        raise InputError("SGLang operations", "need ops, results, page_size and eviction_policy") from None
+    check_parts(recording, BODY, WHAT)
+    ops, results = recording["ops"], recording["results"]
+    page_size, policy = recording["page_size"], recording["eviction_policy"]
+    if policy not in EVICTION_POLICIES:
+        raise InputError(
+            WHAT,
+            f"is {shown(policy)}; choose one of: {', '.join(EVICTION_POLICIES)}",
+            field="eviction_policy",
+        )
+    if not 1 <= page_size <= POOL_TOKENS:
+        raise InputError(WHAT, f"is {shown(page_size)}; accepted are 1 to {POOL_TOKENS}", field="page_size")
+    check_parts(results, dict.fromkeys(CACHES, list), f"{WHAT}, results")
+    for cache in results.keys() - set(CACHES):
+        raise InputError(WHAT, f"is not known; caches are {', '.join(CACHES)}", field=f"results.{cache}")
+    compare_header(comparison, recording, {"system": "sglang", "version": "0.5.23"}, body=BODY)
     for cache, recorded in results.items():
         machine = _Machine(page_size, policy, split_keeps_age=cache == "unified")
         replayed = [machine.run(op) for op in ops]
@@ -45,9 +60,9 @@ class _Machine:
         self.locks: dict[int, Node] = {}
 
     def run(self, op: list[Any]) -> dict[str, Any]:
-        name = op[0]
-        if name not in _OPERATIONS:
-            raise InputError("SGLang operations", f"{name!r} is none of {', '.join(_OPERATIONS)}")
+        name = op[0] if isinstance(op, list) and op else op
+        if not isinstance(name, str) or name not in _OPERATIONS:
+            raise InputError("SGLang operations", f"{shown(name)} is none of {', '.join(_OPERATIONS)}")
         result = _OPERATIONS[name](self, *op[1:])
         return {
             **result,

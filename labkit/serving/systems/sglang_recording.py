@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.errors import InputError
+from labkit.errors import InputError, shown
 from labkit.recording import Comparison
 from labkit.serving.base import StepPlan, StepResult
+from labkit.serving.systems.recorded import check_parts, check_workload, compare_header
 from labkit.serving.systems.sglang import SglangScheduler
 from labkit.serving.systems.sglang_options import SglangOptions
 from labkit.serving.systems.sglang_state import SglangState
@@ -21,6 +22,46 @@ _SAME_NAMES = (
     "prefill_decode_interval_min_bs", "disable_priority_preemption", "radix_eviction_policy_config",
     "schedule_low_priority_values_first", "priority_scheduling_preemption_threshold",
 )  # fmt: skip
+#: read under another name, or about the cache and the model
+_OTHER_NAMES = ("cache", "enable_priority", "enable_priority_scheduling", "max_context_len", "context_length")
+#: the server's other options about scheduling and memory, with the values at which they change no decision
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "max_queued_requests": (None,),
+    "mem_fraction_static": (None,),
+    "disable_overlap_schedule": (False, True),  # the recordings' loop is one step at a time either way
+    "enable_hierarchical_cache": (False,),
+    "enable_lora": (False,),
+    "enable_dynamic_chunking": (False,),
+    "enable_prefill_delayer": (False,),
+    "enable_dp_attention": (False,),
+    "enable_streaming_session": (False,),
+    "enable_eic_cache": (False,),
+    "enable_lmcache": (False,),
+    "abort_on_priority_when_disabled": (False,),
+    "disable_chunked_prefix_cache": (False, True),
+    "disable_hybrid_swa_memory": (False, True),
+    "swa_full_tokens_ratio": (None, 0.8),
+    "sliding_window_size": (None,),
+    "is_hybrid_swa": (False,),
+    "speculative_algorithm": (None,),
+    "disaggregation_mode": ("null", None),
+    "stream_interval": (1,),
+    "tp_size": (1,),
+    "pp_size": (1,),
+    "dp_size": (1,),
+    "random_seed": (None, 0, 1, 42),
+    "default_priority_value": (None,),
+}
+CACHES = ("unified", "radix")
+WHAT = "SGLang recording"
+BODY = {"config": dict, "workload": list, "steps": list, "totals": dict}
+HEADER = {
+    "system": "sglang",
+    "version": "0.5.23",
+    "output_token_rule": "token j of request index i = 1000000+10000*i+j",
+}
+#: the tree behind `config.cache` "unified"; recordings of the other one name theirs in their own words
+UNIFIED = {"tree_core_backend": "rust", "cache_class": "UnifiedRadixCache(FULL)"}
 #: what a request without a priority gets when lower means more urgent
 _LEAST_URGENT = (1 << 63) - 1
 #: `config` says nothing about these; the recordings ran with them
@@ -30,11 +71,15 @@ _ALWAYS = {"schedule_low_priority_values_first": True, "priority_scheduling_pree
 def replay(recording: Mapping[str, Any]) -> Comparison:
     """Compare every recorded field of every step, and the totals. Raises `InputError` for what is no such recording."""
     comparison = Comparison("sglang")
-    try:
-        workload, steps, config = recording["workload"], recording["steps"], recording["config"]
-    except (KeyError, TypeError):
-        raise InputError("SGLang recording", "needs config, workload and steps") from None
+    check_parts(recording, BODY, WHAT)
+    workload, steps, config = recording["workload"], recording["steps"], recording["config"]
+    check_workload(workload, WHAT)
     scheduler = _scheduler(config)
+    unified = config.get("cache", "unified") == "unified"
+    remarks = () if unified else ("tree_core_backend", "cache_class")
+    compare_header(
+        comparison, recording, {**HEADER, **(UNIFIED if unified else {})}, body=BODY, remarks=remarks
+    )
     specs = _specs(workload)
     arrivals = sorted(range(len(workload)), key=lambda i: workload[i]["arrival_step"])
     totals = {
@@ -56,15 +101,29 @@ def replay(recording: Mapping[str, Any]) -> Comparison:
         replayed = _run_step(scheduler, number, added, totals)
         comparison.compare(f"steps[{number}]", recorded, replayed)
         comparison.num_ops += 1
-    if "totals" in recording:
-        known = {name: value for name, value in recording["totals"].items() if name != "deterministic"}
-        comparison.compare("totals", known, {**totals, "steps": comparison.num_ops})
-        if "deterministic" in recording["totals"]:
-            comparison.compare("totals.deterministic", recording["totals"]["deterministic"], True)
+    replayed_totals = {**totals, "steps": comparison.num_ops, "deterministic": True}
+    comparison.compare("totals", recording["totals"], replayed_totals)
     return comparison
 
 
 def _scheduler(config: Mapping[str, Any]) -> SglangScheduler:
+    for name in config:
+        if name not in (*_SAME_NAMES, *_OTHER_NAMES, *_WITHOUT_EFFECT):
+            known = ", ".join(sorted((*_SAME_NAMES, *_OTHER_NAMES, *_WITHOUT_EFFECT)))
+            raise InputError(WHAT, f"is not known; accepted: {known}", field=f"config.{name}")
+    for name, value in config.items():
+        defaults = _WITHOUT_EFFECT.get(name)
+        if defaults is not None and value not in defaults:
+            accepted = ", ".join(map(repr, defaults))
+            raise InputError(
+                WHAT,
+                f"is {shown(value)}, which is not modelled; accepted: {accepted}",
+                field=f"config.{name}",
+            )
+    if config.get("cache", "unified") not in CACHES:
+        raise InputError(
+            WHAT, f"is {shown(config['cache'])}; choose one of: {', '.join(CACHES)}", field="config.cache"
+        )
     values = {**_ALWAYS, **{name: config[name] for name in _SAME_NAMES if config.get(name) is not None}}
     values["enable_priority_scheduling"] = config.get(
         "enable_priority", config.get("enable_priority_scheduling", False)

@@ -13,11 +13,12 @@ from typing import Any
 from labkit.errors import InputError
 from labkit.recording import Comparison
 from labkit.serving.base import StepResult
+from labkit.serving.systems.recorded import check_parts, check_workload, compare_header
 from labkit.serving.systems.tensorrt_llm import TensorRtLlmScheduler
 from labkit.serving.systems.tensorrt_llm_request import GENERATION
 from labkit.workload.base import RequestSpec
 
-ABSENT = "<absent>"
+BODY = {"config": dict, "workload": list, "steps": list, "totals": dict}
 FORMAT = "trtllm-steps-1"
 VERSION = "tensorrt_llm/_torch/pyexecutor/scheduler/scheduler.py@002f3cc3d0554c4ebd530d1354f96e89666d93b8"
 OUTPUT_TOKEN_RULE = "token j of request index i = 1000000+10000*i+j"
@@ -41,13 +42,7 @@ IGNORED_OPTIONS = ("max_attention_window",)
 
 def replay(recording: Mapping[str, Any]) -> Comparison:
     """Raises `InputError` when the file is not such a recording."""
-    for name in ("config", "workload", "steps", "totals"):
-        if name not in recording:
-            raise InputError(
-                "TensorRT-LLM recording",
-                "is missing; expected config, workload, steps and totals",
-                field=name,
-            )
+    check_parts(recording, BODY, "TensorRT-LLM recording")
     model = _Model(recording["config"], recording["workload"])
     head = {
         "system": "tensorrt_llm",
@@ -56,13 +51,11 @@ def replay(recording: Mapping[str, Any]) -> Comparison:
         "output_token_rule": OUTPUT_TOKEN_RULE,
     }
     comparison = Comparison("trtllm")
-    for name, value in recording.items():
-        if name not in ("config", "workload", "steps", "totals", *REMARKS):
-            comparison.compare(name, value, head.get(name, ABSENT))
+    compare_header(comparison, recording, head, body=BODY, remarks=REMARKS)
     steps = []
     for index, recorded in enumerate(recording["steps"]):
         step = model.step(index)
-        comparison.compare(f"steps[{index}]", recorded, {name: step.get(name, ABSENT) for name in recorded})
+        comparison.compare(f"steps[{index}]", recorded, step)
         comparison.num_ops += 1
         steps.append(step)
     comparison.compare("totals", recording["totals"], _totals(steps))
@@ -86,10 +79,7 @@ def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 class _Model:
     def __init__(self, config: Mapping[str, Any], workload: Sequence[Mapping[str, Any]]):
-        for i, row in enumerate(workload):
-            for name in ("id", "arrival_step", "prompt_token_ids", "output_len"):
-                if name not in row:
-                    raise InputError("TensorRT-LLM recording", "is missing", field=f"workload[{i}].{name}")
+        check_workload(workload, "TensorRT-LLM recording")
         self.scheduler = TensorRtLlmScheduler(options_of(config), record_chunks=True, refuse=False)
         self.workload = workload
         self.index = {row["id"]: i for i, row in enumerate(workload)}

@@ -13,20 +13,20 @@ from typing import Any
 from labkit.errors import InputError, LabError
 from labkit.recording import Comparison
 from labkit.serving.base import StepResult
+from labkit.serving.systems.recorded import check_parts, check_workload, compare_header, left_out
 from labkit.serving.systems.vllm import VllmScheduler
 from labkit.workload.base import RequestSpec
 
 OUTPUT_TOKEN_RULE = "token j of request index i = 1000000+10000*i+j"
-ABSENT = "<absent>"
+BODY = {"config": dict, "workload": list, "steps": list, "totals": dict}
+#: what recordings of the asynchronous scheduler may leave out
+STEP_DETAILS = ("new_block_ids", "cached_blocks_in_map")
+ADMITTED_DETAILS = ("cached_blocks", "table")
 
 
 def replay(recording: Mapping[str, Any]) -> Comparison:
     """Raises `InputError` when the file is not such a recording."""
-    for name in ("config", "workload", "steps", "totals"):
-        if name not in recording:
-            raise InputError(
-                "vLLM recording", "is missing; expected config, workload, steps and totals", field=name
-            )
+    check_parts(recording, BODY, "vLLM recording")
     model = _Model(recording["config"], recording["workload"])
     head = {
         "system": "vllm",
@@ -36,12 +36,11 @@ def replay(recording: Mapping[str, Any]) -> Comparison:
     }
     head["scheduler"] = "AsyncScheduler" if model.scheduler.options.async_scheduling else "Scheduler"
     comparison = Comparison("vllm")
-    for name, value in recording.items():
-        if name not in ("config", "workload", "steps", "totals"):
-            comparison.compare(name, value, head.get(name, ABSENT))
+    compare_header(comparison, recording, head, body=BODY)
     replayed_steps = []
+    details = _details_left_out(recording["steps"], model.scheduler.options.async_scheduling)
     for index, recorded in enumerate(recording["steps"]):
-        replayed = _only_recorded(model.step(index), recorded)
+        replayed = _without(model.step(index), details)
         comparison.compare(f"steps[{index}]", recorded, replayed)
         comparison.num_ops += 1
         replayed_steps.append(replayed)
@@ -57,10 +56,7 @@ class _Model:
             raise InputError(
                 "vLLM recording", "is missing; expected the size of the pool", field="config.num_blocks"
             )
-        for i, row in enumerate(workload):
-            for name in ("id", "arrival_step", "prompt_token_ids", "output_len"):
-                if name not in row:
-                    raise InputError("vLLM recording", "is missing", field=f"workload[{i}].{name}")
+        check_workload(workload, "vLLM recording")
         options = dict(config)
         options["num_gpu_blocks"] = options.pop("num_blocks")
         self.scheduler = VllmScheduler(record_chunks=True, refuse=False, **options)
@@ -148,12 +144,19 @@ class DecisionRecorder:
         }
 
 
-def _only_recorded(replayed: dict[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Asynchronous recordings leave out block tables. What a recording has and the model does not stays a difference."""
-    kept = {name: replayed.get(name, ABSENT) for name in recorded}
-    rows = recorded.get("admitted", [])
-    if rows and isinstance(rows[0], dict):
-        kept["admitted"] = [{k: v for k, v in row.items() if k in rows[0]} for row in replayed["admitted"]]
+def _details_left_out(
+    steps: Sequence[Mapping[str, Any]], async_scheduling: bool
+) -> tuple[set[str], set[str]]:
+    """Names that no step and no admitted row of an asynchronous recording has; every other one must be in all of them."""
+    if not async_scheduling:
+        return set(), set()
+    rows = [row for step in steps for row in step.get("admitted", ())]
+    return left_out(steps, STEP_DETAILS), left_out(rows, ADMITTED_DETAILS)
+
+
+def _without(step: dict[str, Any], details: tuple[set[str], set[str]]) -> dict[str, Any]:
+    kept = {name: value for name, value in step.items() if name not in details[0]}
+    kept["admitted"] = [{k: v for k, v in row.items() if k not in details[1]} for row in step["admitted"]]
     return kept
 
 
