@@ -27,16 +27,13 @@ import math
 
 from labkit.experiments.prefix_reuse import (
     BYTES_PER_TOKEN,
-    POLICIES,
     conversations,
     nothing_shared,
-    price_of_the_worst,
     reuse_of,
     run_cached,
     shared_load,
-    trade_off,
-    trades,
 )
+from labkit.experiments.prefix_reuse_tradeoff import POLICIES, price_of_the_worst, trade_off, trades
 from labkit.experiments.prefix_reuse_borders import (
     agent_load,
     borders,
@@ -46,19 +43,15 @@ from labkit.experiments.prefix_reuse_borders import (
     specs_of,
 )
 from labkit.experiments.prefix_reuse_lifetimes import (
-    chat_load,
     holders,
-    hotness,
-    kept_for,
     layouts,
     long_context_load,
     of_mean_length,
     prefix_load,
     residency,
-    session_bytes,
     short_ttft_s,
-    strangers,
 )
+from labkit.experiments.prefix_reuse_turns import chat_load, hotness, kept_for, session_bytes, strangers
 from labkit.experiments.scenarios import run_scenario
 from labkit.teach import claim, finish, predict, setup
 from labkit.units import GIB, format_bytes

@@ -27,9 +27,6 @@ import pandas as pd
 
 from labkit.experiments.prefix_reuse import BYTES_PER_TOKEN
 from labkit.experiments.three_systems import (
-    exact,
-    replay_recordings,
-    replay_with_another_pool,
     run_system,
     side_by_side,
     table,
@@ -37,6 +34,7 @@ from labkit.experiments.three_systems import (
     three_ways,
     until_waiting,
 )
+from labkit.experiments.three_systems_recordings import exact, replay_recordings, replay_with_another_pool
 from labkit.experiments.three_systems_mechanisms import (
     built_for,
     capacity_policies,
@@ -44,14 +42,17 @@ from labkit.experiments.three_systems_mechanisms import (
     fastest_is_not_steadiest,
     num_pieces,
     one_at_a_time,
+    step_fill,
+    vllm_blocks,
+)
+from labkit.experiments.three_systems_programs import (
     program_load,
     reuse_against_lifetime,
     sglang_programs,
     single_calls,
-    step_fill,
-    vllm_blocks,
 )
-from labkit.experiments.three_systems_situations import NAMES, situations
+from labkit.experiments.three_systems_situations import situations
+from labkit.experiments.three_systems_small import NAMES
 from labkit.experiments.waiting_table import waiting_table
 from labkit.teach import claim, finish, predict, setup
 from labkit.units import GIB

@@ -5,17 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from labkit.experiments.prefix_reuse import (
-    TradePoint,
-    conversations,
-    nothing_shared,
-    price_of_the_worst,
-    reuse_of,
-    run_cached,
-    shared_load,
-    trade_off,
-    trades,
-)
+from labkit.experiments.prefix_reuse import conversations, nothing_shared, reuse_of, run_cached, shared_load
 from labkit.experiments.prefix_reuse_borders import (
     agent_load,
     borders,
@@ -26,17 +16,14 @@ from labkit.experiments.prefix_reuse_borders import (
     specs_of,
 )
 from labkit.experiments.prefix_reuse_lifetimes import (
-    answers_of,
-    chat_load,
     holders,
-    hotness,
-    kept_for,
     long_context_load,
     of_mean_length,
     prefix_load,
     residency,
-    strangers,
 )
+from labkit.experiments.prefix_reuse_tradeoff import TradePoint, price_of_the_worst, trade_off, trades
+from labkit.experiments.prefix_reuse_turns import answers_of, chat_load, hotness, kept_for, strangers
 from labkit.workload.base import RequestSpec
 
 

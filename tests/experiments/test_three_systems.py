@@ -9,12 +9,8 @@ from labkit.errors import LabError
 from labkit.experiments.prefix_reuse import conversations
 from labkit.experiments.scheduling import with_client_limit
 from labkit.experiments.three_systems import (
-    RECORDINGS,
     at_rate,
     empty_slots,
-    exact,
-    replay_recordings,
-    replay_with_another_pool,
     side_by_side,
     system,
     table,
@@ -28,12 +24,20 @@ from labkit.experiments.three_systems_mechanisms import (
     fastest_is_not_steadiest,
     num_pieces,
     one_at_a_time,
+    step_fill,
+    vllm_blocks,
+)
+from labkit.experiments.three_systems_programs import (
     program_load,
     reuse_against_lifetime,
     sglang_programs,
     single_calls,
-    step_fill,
-    vllm_blocks,
+)
+from labkit.experiments.three_systems_recordings import (
+    RECORDINGS,
+    exact,
+    replay_recordings,
+    replay_with_another_pool,
 )
 from labkit.experiments.three_systems_situations import page, situation, situations
 from labkit.workload.base import RequestSpec
@@ -98,7 +102,7 @@ def test_three_ways_to_be_manageable(load):
 
 @pytest.mark.parametrize(("name", "block"), [("vllm", 16), ("tensorrt_llm", 32), ("sglang", 1)])
 def test_empty_slots_are_those_of_the_last_block(name, block):
-    from labkit.experiments.three_systems_situations import step
+    from labkit.experiments.three_systems_small import step
 
     server = system(name, 3200)
     server.add(RequestSpec("a", 0.0, 100, 50, 50))
