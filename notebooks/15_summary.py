@@ -43,7 +43,7 @@ from labkit.workload.traces import load_or_synthetic
 
 lab = setup(scale, device, seed)
 bytes_per_token = get_model("Llama-3.1-8B").kv_bytes_per_token()
-all_requests, origin = load_or_synthetic("azure-conv", lab.pick(ci=2500, lab=19366), lab.rng(1))
+all_requests, origin = load_or_synthetic("azure-conv", lab.pick(ci=4000, lab=19366), lab.rng(1))
 requests = [
     r for r in all_requests[: lab.pick(ci=400, lab=1500)] if r.num_prompt_tokens + r.num_output_tokens < 4000
 ]

@@ -9,6 +9,7 @@ Under papermill nobody answers; the comparison then only states the result.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,8 +55,6 @@ class Prediction:
             )
 
     def _build(self) -> Any:
-        import html
-
         import ipywidgets as W
 
         if self.options is not None:
@@ -85,7 +84,7 @@ class Prediction:
             self._widget = self._build()
         bundle = dict(self._widget._repr_mimebundle_(**kwargs) or {})
         bundle["text/plain"] = f"Predict: {self.question}"
-        bundle["text/html"] = f"<p><b>Predict:</b> {self.question}</p>"
+        bundle["text/html"] = f"<p><b>Predict:</b> {html.escape(self.question)}</p>"
         return bundle
 
 
@@ -99,5 +98,8 @@ def predict(
 def _text(value: Any, unit: str) -> str:
     if isinstance(value, bool | str):
         return str(value)
-    number = f"{value:,}" if isinstance(value, int) else f"{float(value):,.3g}"
+    if isinstance(value, int):
+        number = f"{value:,}"
+    else:  # three digits, all of them from 1,000 on: no exponent
+        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{float(value):,.3g}"
     return f"{number} {unit}".strip()

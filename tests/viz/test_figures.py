@@ -162,3 +162,22 @@ def test_a_timeline_has_a_row_a_unit_and_counts_its_events():
     assert any("oom: 2" in text and "move: 1" in text for text in found)
     assert figure.axes[0].lines[0].get_ydata().max() == pytest.approx(12.0)
     assert set(EVENTS) >= {"oom", "move", "eviction", "preemption"}
+
+
+def test_short_maps_keep_their_label_and_both_axes_have_one_unit():
+    for unit, total, rows in (("rooms", 100, 2), ("bytes", 1228 * MIB, 3), ("bytes", 14 << 30, 16)):
+        figure = draw_layout([Span(0, total, "free")], unit=unit, rows=rows)
+        figure.canvas.draw()
+        axes = figure.axes[0]
+        box = axes.yaxis.label.get_window_extent(figure.canvas.get_renderer())
+        assert box.y0 >= 0
+        assert box.y1 <= figure.get_size_inches()[1] * figure.dpi
+        name = axes.get_xlabel().split("(")[1]
+        assert axes.get_ylabel().endswith(name)
+
+
+def test_a_class_that_is_not_in_the_table_never_looks_like_one_that_is():
+    known = {color for color, _ in LIFETIMES.values()} | set(STATES.values())
+    for label in ("guest", "party", "long request", "anything", "else"):
+        assert color_of(label) not in known
+        assert color_of(label) == color_of(label)

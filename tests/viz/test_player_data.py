@@ -139,3 +139,13 @@ def test_time_must_not_go_back_and_units_must_agree():
         pack([builder.finish(), other.finish()])
     with pytest.raises(LabError, match="at least one layout"):
         RunBuilder(100).finish()
+
+
+def test_in_a_pool_of_equal_blocks_every_free_one_counts_as_largest_free():
+    spans = [Span(at, 1, "allocated" if at % 2 else "free", 1) for at in range(10)]
+    plain, pool = RunBuilder(10), RunBuilder(10, interchangeable=True)
+    for builder in (plain, pool):
+        builder.add(0.0, spans)
+        builder.add(1.0, [span for span in spans if span.state == "allocated"])  # holes left out
+    assert plain.finish().largest_free.tolist() == [1, 1]
+    assert pool.finish().largest_free.tolist() == pool.finish().free.tolist() == [5, 5]
