@@ -20,7 +20,7 @@ from labkit.serving.base import Scheduler
 from labkit.serving.cost_model import LinearStepCost
 from labkit.serving.engine import simulate
 from labkit.teach.leaderboard import Result
-from labkit.teach.leaderboard_entry import Disqualified, in_child
+from labkit.teach.leaderboard_entry import TIME_S, Disqualified, in_child
 from labkit.teach.leaderboard_traces import BoardLoad
 from labkit.workload.base import RequestSpec
 
@@ -165,6 +165,7 @@ class Contest:
 
     load: BoardLoad
     build: Build
+    time_s: float = TIME_S
 
     def result(self) -> Result:
         """Raises `Disqualified`."""
@@ -199,7 +200,7 @@ class Contest:
             except IntegrityError as error:
                 raise Disqualified("corrupts memory", f"on {self.load.name}: {str(error)[:240]}") from None
 
-        return in_child(run)
+        return in_child(run, time_s=self.time_s)
 
 
 def another_future(requests: Sequence[RequestSpec], played: Played, at: int) -> list[RequestSpec]:
