@@ -190,7 +190,7 @@ draw_timeline(
 #
 # | harm | measured as |
 # |---|---|
-# | failed admissions | placements refused although enough bytes were free |
+# | failed admissions | attempts to place that failed although enough bytes were free (a request that waits tries again) |
 # | a cautious scheduler | share of memory free while somebody waits |
 # | more frequent reclaim | bytes evicted from a cache of finished requests for each byte asked |
 # | ageing | contiguity loss (1 − largest/total free) before a restart, less that after it |

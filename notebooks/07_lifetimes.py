@@ -257,7 +257,7 @@ def lifetime_panel(long_s, pools, figure=None):
             Series("free in total", run.run.times_s, run.run.free),
             Series("largest free span", run.run.times_s, run.run.largest_free, color=color_of("session")),
         ],
-        title=f"long ones live {long_s} s, pools {pools}: {run.lost_share:.2f} bytes lost for a byte in use, {format_bytes(run.capacity)}",
+        title=f"long ones live {long_s} s, pools: {pools}; {run.lost_share:.2f} bytes lost for a byte in use, {format_bytes(run.capacity)}",
         figure=figure,
     )
 
