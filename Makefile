@@ -8,6 +8,7 @@ PORT   ?= 8888
 # a cell that runs longer than this is stopped: nothing in the lab may hang
 CELL_TIMEOUT ?= 300
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help

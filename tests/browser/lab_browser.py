@@ -97,10 +97,9 @@ class Lab:
         page.set_default_timeout(timeout_s * 1000)
         page.evaluate("async () => { await jupyterapp.commands.execute('notebook:run-all-cells') }")
         errors = page.evaluate(
-            """() => jupyterapp.shell.currentWidget.content.widgets.filter((cell) => cell.outputArea)
-                .flatMap((cell) => cell.outputArea.model.toJSON())
-                .filter((output) => output.output_type === 'error')
-                .map((output) => output.ename + ': ' + output.evalue)"""
+            """() => jupyterapp.shell.currentWidget.content.widgets.flatMap((cell, index) =>
+                (cell.outputArea?.model.toJSON() ?? []).filter((output) => output.output_type === 'error')
+                    .map((output) => `cell ${index + 1}: ${output.ename}: ${output.evalue}`))"""
         )
         assert not errors, errors
 

@@ -22,21 +22,26 @@ SHOW_ALL = """async () => {
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_all_cells_run_and_every_panel_moves(lab, browser_page, notebook):
     page = browser_page
-    lab.open(page, notebook)
-    page.evaluate(SHOW_ALL)
-    lab.run_all(page, timeout_s=240)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    lab.open(page, notebook)
     try:
+        page.evaluate(SHOW_ALL)
+        lab.run_all(page, timeout_s=240)
         page.wait_for_selector(".labkit-panel img", timeout=60_000)
         panels = page.locator(".labkit-panel")
         assert panels.count() >= 1
         for number in range(panels.count()):
             panel = panels.nth(number)
             panel.scroll_into_view_if_needed()
-            move(page, panel)
-            panel.screenshot(path=SCREENSHOTS / f"{notebook.stem}_panel{number}.png")
-        page.screenshot(path=SCREENSHOTS / f"{notebook.stem}.png")
+            try:
+                move(page, panel)
+            except AssertionError as error:
+                said = panel.locator("[role=alert]").all_text_contents()
+                pytest.fail(f"{notebook.stem}, panel {number}: {error}; the panel says {said or 'nothing'}")
+            finally:
+                panel.screenshot(path=SCREENSHOTS / f"{notebook.stem}_panel{number}.png")
     finally:
+        page.screenshot(path=SCREENSHOTS / f"{notebook.stem}.png")
         lab.close_notebook(page)
 
 

@@ -30,6 +30,7 @@ def run(num_draws: int) -> subprocess.CompletedProcess[str]:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_kernels_match_float64_in_the_interpreter():
     done = run(10)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
