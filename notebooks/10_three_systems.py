@@ -62,6 +62,7 @@ from labkit.viz.player import player
 from labkit.viz.player_builder import RunBuilder
 
 lab = setup(scale, device, seed)
+pd.set_option("display.max_colwidth", None)
 requests, origin = three_load(lab.pick(ci=400, lab=2000), lab.rng(1))
 POOL = 24_000
 print(origin)
@@ -375,14 +376,9 @@ claim(
 # One situation, three answers (more of them, and how each comes about, in `docs/systems.md`):
 
 # %%
-with pd.option_context("display.max_colwidth", None):
-    from IPython.display import display
-
-    display(
-        pd.DataFrame(
-            [{"situation": s.name, **{NAMES[k]: v for k, v in s.answers.items()}} for s in situations()]
-        ).set_index("situation")
-    )
+pd.DataFrame(
+    [{"situation": s.name, **{NAMES[k]: v for k, v in s.answers.items()}} for s in situations()]
+).set_index("situation")
 
 # %% [markdown]
 # **Try it**: one system, one pool, one mood.
