@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from labkit.errors import LabError
@@ -256,3 +258,37 @@ def test_oversize_blocks_go_back_from_the_largest_down():
     allocator.malloc(45 * MIB)  # 40 + 22 + 30 are cached: 45 asks for 45, one block of 40 is not enough
     assert [e.size // MIB for e in allocator.history if e.action == "segment_free"] == [40, 30]
     allocator.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_settings_that_change_between_allocations(seed):
+    """A smaller `max_split_size_mb` finds parts of segments that were cut before it; they are not given back alone."""
+    rng, mib = random.Random(seed), 1 << 20
+    settings = [
+        "",
+        "expandable_segments:True",
+        "max_split_size_mb:20",
+        "max_split_size_mb:32",
+        "max_split_size_mb:64",
+    ]
+    allocator, live, num_ooms = CachingAllocator(300 * mib), [], 0
+    for step in range(800):
+        draw = rng.random()
+        if draw < 0.5:
+            size = rng.choice([1, mib, 5 * mib, rng.randrange(1, 90 * mib)])
+            try:
+                live.append(allocator.malloc(size, stream=rng.randrange(2)))
+            except OutOfMemory:
+                num_ooms += 1
+        elif draw < 0.9 and live:
+            allocator.free(live.pop(rng.randrange(len(live))))
+        elif draw < 0.95:
+            allocator.set_allocator_settings(rng.choice(settings))
+        if step % 10 == 0:
+            allocator.check_integrity()
+    assert num_ooms > 0
+    for block in live:
+        allocator.free(block)
+    allocator.empty_cache()
+    allocator.check_integrity()
+    assert allocator.reserved_bytes == 0

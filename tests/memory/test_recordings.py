@@ -9,7 +9,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.experiments.verify import load_recording, verify_file
-from labkit.memory.caching.replay import COLUMNS, Run, replay
+from labkit.memory.caching.replay import COLUMNS, RELEASE, Run, replay
 from tests.flip import assert_every_flip_is_named
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch_allocator"
@@ -75,7 +75,7 @@ def test_a_recording_with_two_streams_replays_whatever_the_handle_was():
     }
     run = Run({"config": config}, streams=(0, 0xBEEF))
     recording = {"config": config, "ops": ops, "columns": COLUMNS, "rows": [run.step(op) for op in ops]}
-    recording |= {"events": run.events, "layout_digests": run.digests, "reservations": []}
+    recording |= {"events": run.events, "layout_digests": run.digests, "reservations": [], **RELEASE}
     recording["final"] = {
         "segments": run.final_segments(),
         "device": run.device.counters(),

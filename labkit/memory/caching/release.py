@@ -36,7 +36,9 @@ def release_oversize(allocator: CachingAllocator, pool: BlockPool, stream: int, 
     """With `max_split_size_mb` set: return one free block that would have been long enough; if there is none, return
     those from there down until they add up. True when enough was returned; what was returned stays so.
 
-    Expandable blocks are never returned here, and one that would have been long enough sends the search downwards.
+    Expandable blocks are never returned here, and one that would have been long enough sends the search downwards. The
+    same holds for a part of a segment that was cut under a larger `max_split_size_mb`, set before this one: PyTorch does not
+    ask and calls `cudaFree` on it, which fails or takes the segment away under its neighbours; that is not copied.
     """
     limit = allocator.settings.max_split_size
     if limit == UNLIMITED:
@@ -44,17 +46,21 @@ def release_oversize(allocator: CachingAllocator, pool: BlockPool, stream: int, 
     wanted = max(size, limit)
     entries = pool.free.get(stream, [])
     place = bisect_left(entries, (wanted,))
-    if place < len(entries) and entries[place][3].expandable is None:
+    if place < len(entries) and _is_returnable(entries[place][3]):
         release_segment(allocator, entries[place][3])
         return True
     released = 0
     for _, _, _, block in reversed(entries[:place]):
         if released >= wanted or block.size < limit:
             break
-        if block.expandable is None:
+        if _is_returnable(block):
             released += block.size
             release_segment(allocator, block)
     return released >= wanted
+
+
+def _is_returnable(block: Block) -> bool:
+    return block.expandable is None and not block.is_split
 
 
 def collect_garbage(allocator: CachingAllocator) -> None:
