@@ -25,7 +25,6 @@ seed = 0
 # %%
 import pandas as pd
 
-from IPython.display import display
 
 from labkit.experiments.interview import (
     calm_load,
@@ -44,6 +43,7 @@ from labkit.viz import Slider, SliderPanel
 from labkit.viz.charts import draw_bars, draw_tradeoff
 
 lab = setup(scale, device, seed)
+pd.set_option("display.max_colwidth", None)
 questions = load_questions()
 
 # %% [markdown]
@@ -155,21 +155,18 @@ draw_bars(
 
 # %%
 argument = {step: [prove(questions[name], seed) for name in names] for step, names in ARGUMENT.items()}
-with pd.option_context("display.max_colwidth", None):
-    display(
-        pd.DataFrame(
-            [
-                {
-                    "step": f"{step}. {STEPS[step][0]}",
-                    "asked": proven.question.question["en"],
-                    "shows": proven.shows.holds,
-                    "control": proven.control.holds,
-                }
-                for step, row in argument.items()
-                for proven in row
-            ]
-        )
-    )
+pd.DataFrame(
+    [
+        {
+            "step": f"{step}. {STEPS[step][0]}",
+            "asked": proven.question.question["en"],
+            "shows": proven.shows.holds,
+            "control": proven.control.holds,
+        }
+        for step, row in argument.items()
+        for proven in row
+    ]
+)
 
 # %%
 steps = [proven for row in argument.values() for proven in row]

@@ -132,17 +132,10 @@ class Board:
         return {"board": self.kind, "loads": self.origins, "columns": list(self.columns), "rows": rows}
 
     def figure(self) -> Any:
-        """The score on each load, best rows first."""
-        from labkit.viz.charts import draw_bars
+        """The score on each load, best row on top."""
+        from labkit.teach.leaderboard_figure import draw_board
 
-        score = self.columns[0]
-        ranked = [row for row in self.ranking() if row.results][:12]
-        return draw_bars(
-            {row.name: {r.load: r.figures[score] for r in row.results} for row in ranked},
-            ylabel=score.replace("_", " "),
-            title=f"leaderboard: {self.kind}" + (f", with {self.entry.name}" if self.entry else ""),
-            height=3.6,
-        )
+        return draw_board(self)
 
 
 def run_board(

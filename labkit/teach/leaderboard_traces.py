@@ -92,4 +92,5 @@ def _of_trace(name: str, num_requests: int, longest: int, seed: int) -> tuple[li
     requests, origin = load_or_synthetic(name, 4 * num_requests, np.random.default_rng([seed, 0]))
     short = [r for r in requests if r.num_prompt_tokens + r.num_output_tokens <= longest][:num_requests]
     first = short[0].arrival_s
+    origin += f" Used are the first {len(short):,} with at most {longest:,} tokens."
     return [dataclasses.replace(r, arrival_s=r.arrival_s - first) for r in short], origin
