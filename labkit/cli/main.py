@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from typing import Any
 
 import typer
 
 import labkit.cli
 from labkit.errors import LabError
+
+#: what Typer raises for an option it does not know; Typer brings its own copy of Click, and this is public of it
+ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 def command_names() -> list[str]:
@@ -50,12 +54,30 @@ def main(argv: list[str] | None = None) -> None:
         module = importlib.import_module(f"labkit.cli.{called[0]}")
         args = getattr(module, "rewrite_args", list)(args)
     try:
-        build(called)(args, prog_name="labkit")
+        code = build(called)(args, prog_name="labkit", standalone_mode=False)
     except LabError as error:
         print(f"labkit: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except ClickException as error:
+        raise SystemExit(_usage(error)) from None
+    except typer.Abort:
+        print("labkit: stopped", file=sys.stderr)
+        raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(141) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: Any) -> int:
+    """An option or argument that cannot be: one sentence. A group that was called without a command shows its help."""
+    context: Any = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(context.get_help(), end="")  # Typer prints it itself and returns nothing
+        return 2
+    command = context.command_path if context is not None else "labkit"
+    said = " ".join(error.format_message().split()).rstrip(".")
+    print(f"labkit: {said[:1].lower() + said[1:]}; see {command} --help", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 def run(
     trace: Annotated[
-        Path, typer.Argument(help="A trace file: Azure, Mooncake, or the lab's own CSV or JSON lines.")
+        str,
+        typer.Argument(
+            help="A trace file (Azure, Mooncake, or the lab's own CSV or JSON lines), or the name of a known one."
+        ),
     ],
     model: Annotated[str, typer.Option(help="Model name, or the path of a config.json.")] = "Llama-3.1-8B",
     gpu: Annotated[str, typer.Option(help="GPU name, or a JSON file of your own.")] = "A100-80GB",
@@ -37,7 +40,13 @@ def run(
     block_size: Annotated[int, typer.Option(help="Tokens a block.")] = 16,
     max_num_seqs: Annotated[int, typer.Option(help="Requests at once.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of a step.")] = 2048,
-    prefix: Annotated[str, typer.Option(help="Prefix cache of paged caches: off, hash or radix.")] = "off",
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            help="Prefix cache: off, hash or radix (systems have their own, on or off). Default: off for the lab's cache, "
+            "on for the systems, as their servers have it."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(help="Only the first so many rows; 0 for all.")] = 0,
     serve_metrics: Annotated[
         int | None,
@@ -63,6 +72,8 @@ def run(
     from labkit.units import parse_bytes
     from labkit.workload.traces import load_trace
 
+    if not trace.strip():
+        raise LabError("TRACE is empty; give the path of a trace file or the name of a known trace")
     for name, value in {
         "--max-model-len": max_model_len,
         "--block-size": block_size,
@@ -76,7 +87,7 @@ def run(
     spec, card = get_model(model), get_gpu(gpu)
     pairs = [(s, k) for s in _names(scheduler, "--scheduler") for k in _names(kv, "--kv")]
     for pair in pairs:
-        check_row(*pair)
+        check_row(*pair, prefix)
     budget = parse_bytes(kv_memory) if kv_memory else kv_budget(spec, card, gpu_memory_utilization)
     options = ReplayOptions(budget, max_model_len, block_size, max_num_seqs, max_num_batched_tokens, prefix)
     check_options(options, spec)
@@ -93,9 +104,9 @@ def run(
                 )  # fmt: skip
             rows.append(row)
     if as_json:
-        print(json.dumps(_report(trace, spec.name, card.name, options, rows), indent=1))
+        print(json.dumps(_report(Path(trace), spec.name, card.name, options, rows), indent=1))
     else:
-        _print(trace, spec.name, card.name, options, rows)
+        _print(Path(trace), spec.name, card.name, options, rows)
 
 
 def _watcher(pairs: list[tuple[str, str]], model: ModelSpec, speed: float, linger: float) -> PacedRecorder:

@@ -28,14 +28,15 @@ OTHER_BYTES = 2 * GIB
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
     """What is the same for every row. `block_size` in tokens; a contiguous cache has none. `prefix` ("off", "hash" or
-    "radix") is for the lab's paged cache; systems bring their own, and "off" switches it off."""
+    "radix") is for the lab's paged cache; systems bring their own, which "off" switches off and the others switch on. None
+    is everyone's own default: off for the lab's cache, on for the systems."""
 
     kv_bytes: int
     max_model_len: int
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    prefix: str = "off"
+    prefix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def kv_budget(model: ModelSpec, gpu: GPUSpec, utilization: float = 0.9) -> int:
 
 def check_options(options: ReplayOptions, model: ModelSpec) -> None:
     """Raises `LabError` for what no row could use."""
-    if options.prefix not in ("off", "hash", "radix"):
+    if options.prefix not in (None, "off", "hash", "radix"):
         raise LabError(f"unknown prefix cache {options.prefix!r}; choose one of: off, hash, radix")
     if model.max_position is not None and options.max_model_len > model.max_position:
         raise LabError(
@@ -93,7 +94,7 @@ def check_options(options: ReplayOptions, model: ModelSpec) -> None:
         )
 
 
-def check_row(scheduler: str, kv: str) -> None:
+def check_row(scheduler: str, kv: str, prefix: str | None = None) -> None:
     """Is there such a combination? Raises `LabError` that lists what there is."""
     if scheduler not in scheduler_names():
         raise LabError(f"unknown scheduler {scheduler!r}; choose one of: {', '.join(scheduler_names())}")
@@ -102,6 +103,8 @@ def check_row(scheduler: str, kv: str) -> None:
         raise LabError(
             f"the scheduler {scheduler!r} brings its own paged cache; choose --kv paged, not {kv!r}"
         )
+    if kv != "paged" and prefix not in (None, "off"):
+        raise LabError(f"--kv {kv} has no blocks that requests could share; --prefix {prefix} needs --kv paged")
 
 
 def replay(
@@ -116,7 +119,7 @@ def replay(
     watcher: Recorder | None = None,
 ) -> ReplayRow:
     """All requests through one scheduler on one cache, timed by the cost model. `watcher` sees the run as it goes."""
-    check_row(scheduler, kv)
+    check_row(scheduler, kv, options.prefix)
     subject = build(scheduler, kv, model, options)
     recorder = MemoryRecorder(model.kv_bytes_per_token())
     observer = recorder if watcher is None else Tee(recorder, watcher)
@@ -199,7 +202,7 @@ def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> 
         )
     extra: dict[str, Any] = {}
     if kv == "paged":
-        extra = {"block_size": options.block_size, "prefix": options.prefix}
+        extra = {"block_size": options.block_size, "prefix": options.prefix or "off"}
     if kv == "reserve-max":
         extra = {"max_model_len": options.max_model_len}
     cache = make_kv_cache(kv, bytes_per_token=per_token, capacity_bytes=options.kv_bytes, **extra)

@@ -5,12 +5,16 @@
     clock "step"   `arrival_s` is a step number: requests with `arrival_s <= s` are there before step s is decided.
                    Decisions then do not depend on any executor's idea of time.
 
+Request ids are unique. A load that is there as a whole (a list) is checked before it starts; a generator may have millions
+of them, and remembering every id would cost more memory than the loop itself, so there a scheduler only refuses an id that
+is still in the system.
+
 The loop holds no request: a load may be a generator of millions, and observers keep what they need (`Recorder`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,11 +60,12 @@ def simulate(
 ) -> SimulationResult:
     """Serve `requests` (in arrival order). Stops when nothing is left, or after `max_steps`.
 
-    Raises `InputError` for an arrival out of order, `NoProgress` when the scheduler spins. `on_progress` gets the
+    Raises `InputError` for an arrival out of order or an id that comes twice in a list, `NoProgress` when the scheduler spins. `on_progress` gets the
     number of requests that arrived since it was last called.
     """
     if clock not in ("time", "step"):
         raise LabError(f"clock={clock!r} is not known; choose one of: time, step")
+    check_ids(requests)
     guard = guard or ProgressGuard()
     totals = SimulationResult()
     schedule, execute, update, watch = scheduler.schedule, executor.execute, scheduler.update, guard.watch
@@ -118,6 +123,19 @@ def simulate(
     if recorder is not None:
         recorder.on_end(scheduler, now)
     return totals
+
+
+def check_ids(requests: Iterable[RequestSpec]) -> None:
+    """Raise `InputError` for an id that comes twice in a list of requests; a generator is left alone."""
+    if not isinstance(requests, Sequence) or len({r.request_id for r in requests}) == len(requests):
+        return
+    seen: set[str] = set()
+    for row, request in enumerate(requests, start=1):
+        if request.request_id in seen:
+            raise InputError(
+                "requests", f"{request.request_id!r} is there twice", row=row, field="request_id"
+            )
+        seen.add(request.request_id)
 
 
 def _after(previous: RequestSpec, coming: RequestSpec | None) -> RequestSpec | None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from labkit.errors import InputError, LabError
 from labkit.serving.base import Executor, Recorder, Scheduler, StepOutcome, StepPlan, StepResult
-from labkit.serving.engine import simulate
+from labkit.serving.engine import check_ids, simulate
 from labkit.workload.base import RequestSpec
 
 #: steps between two foldings of the per-step arrays
@@ -124,6 +124,7 @@ def summarize_load(
     """Serve `requests`, in order of arrival. Raises `InputError` for an arrival out of order and `LabError` when the
     scheduler stops making progress."""
     step_time = step_time or LinearStepTime()
+    check_ids(requests)
     if isinstance(scheduler, StepCounters):
         return _run_counters(scheduler, scheduler.add, requests, step_time)
     recorder = SummaryRecorder()

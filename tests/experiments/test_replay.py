@@ -100,6 +100,10 @@ def test_shared_blocks_of_a_trace_are_hit(tmp_path, capsys):
     path.write_text("\n".join(map(json.dumps, lines)))
     assert rows_of(capsys, path)["paged"]["hit_ratio"] == 0
     assert rows_of(capsys, path, "--prefix", "hash")["paged"]["hit_ratio"] == pytest.approx(0.9 * 1024 / 1100)
+    # a real server has its prefix cache on; "off" switches it off
+    for scheduler in ("vllm", "sglang"):
+        assert rows_of(capsys, path, "--scheduler", scheduler)["paged"]["hit_ratio"] > 0.8
+        assert rows_of(capsys, path, "--scheduler", scheduler, "--prefix", "off")["paged"]["hit_ratio"] == 0
 
 
 BAD_ROWS = {
@@ -136,6 +140,7 @@ def test_bad_options(trace, capsys):
         (["--block-size", "0"], "--block-size 0 is too small"),
         (["--limit", "-1"], "--limit -1 is negative"),
         (["--kv", ","], "--kv is empty"),
+        (["--kv", "paged,grow", "--prefix", "radix"], "--prefix radix needs --kv paged"),
         (["--prefix", "tree"], "unknown prefix cache 'tree'; choose one of: off, hash, radix"),
         (["--max-model-len", "200000"], "longer than Llama-3.1-8B was made for; at most 131072"),
     ):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.errors import LabError
+from labkit.errors import InputError, LabError
 from labkit.kv import make_kv_cache
 from labkit.serving.base import Recorder
 from labkit.serving.closed_loop import simulate_closed
 from labkit.serving.cost_model import LinearStepCost
 from labkit.serving.engine import simulate
+from labkit.serving.fast_loop import LinearStepTime, summarize_load
 from labkit.serving.schedulers import make_scheduler
 from labkit.workload.base import RequestSpec
 
@@ -111,3 +112,15 @@ def test_clients_go_on_after_a_refusal():
     load = [RequestSpec(f"r{i}", 0.0, 10 if i % 2 else 500, 3, 3) for i in range(10)]
     totals = simulate_closed(lab(320), LinearStepCost(), load, 2)
     assert (totals.num_requests, totals.num_refused, totals.num_finished) == (10, 5, 5)
+
+
+def test_an_id_twice_in_a_list_is_refused_before_the_run():
+    """Also where the first of the two would have finished long before; a generator is not remembered."""
+    load = [RequestSpec(name, at, 16, 2) for name, at in (("a", 0.0), ("b", 1.0), ("a", 900.0))]
+    for run in (
+        lambda requests: simulate(make_scheduler("vllm", num_gpu_blocks=64), LinearStepTime(), requests),
+        lambda requests: summarize_load(make_scheduler("vllm", num_gpu_blocks=64), requests),
+    ):
+        with pytest.raises(InputError, match="row 3, field request_id: 'a' is there twice"):
+            run(load)
+        assert run(iter(load)).num_finished == 3
