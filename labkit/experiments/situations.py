@@ -89,18 +89,29 @@ class Case:
         """A number of the doctor's, by name."""
         return Signals(self.evidence).value(name)
 
-    def gets_worse(self) -> bool:
-        """Requests after the first eighth wait at least a third longer for their first token: what a restart would undo."""
-        early, late = self.ttft_early_and_late_s()
-        return late > 4 / 3 * early
+    @property
+    def is_felt(self) -> bool:
+        """P95 of TTFT is at least 30 % worse than on the same server without the fault, or 2 points of requests are refused:
+        what a restart undoes for a while."""
+        return self.incident.felt(0.3, 0.02)
 
-    def ttft_early_and_late_s(self) -> tuple[float, float]:
-        """Mean TTFT of the first eighth of the requests (a fresh server) and of the rest."""
+    def ttft_by_eighths_s(self) -> list[float]:
+        """Mean TTFT of each eighth of the requests, in order; the first one meets a fresh server."""
         frame = self.evidence.series
         count, total = frame["ttft_count"].to_numpy(), frame["ttft_sum"].to_numpy()
-        at = int(np.searchsorted(count, count[-1] / 8))
-        early = total[at] / max(1.0, count[at])
-        return float(early), float((total[-1] - total[at]) / max(1.0, count[-1] - count[at]))
+        cuts = np.searchsorted(count, count[-1] * np.arange(9) / 8)
+        served = np.maximum(1.0, np.diff(count[cuts]))
+        return [float(mean) for mean in np.diff(total[cuts]) / served]
+
+    def ttft_early_and_late_s(self) -> tuple[float, float]:
+        """Mean TTFT of the first eighth, and of the worst later one."""
+        early, *later = self.ttft_by_eighths_s()
+        return early, max(later)
+
+    def gets_worse(self) -> bool:
+        """Some later eighth waits at least a third longer for its first tokens than the first one, and users feel the fault."""
+        early, late = self.ttft_early_and_late_s()
+        return self.is_felt and late > 4 / 3 * early
 
 
 def reproduce(
