@@ -37,7 +37,9 @@ def run(
     from labkit.units import parse_bytes
 
     snapshot = read_snapshot(file)
-    limit = parse_bytes(capacity) if capacity else None
+    limit = None if capacity is None else parse_bytes(capacity)
+    if limit == 0:
+        raise LabError(f"--capacity is {capacity}; write what PyTorch may have, such as 79.1GiB")
     found = report(snapshot, device, capacity=limit)
     replays: list[Outcome] = []
     if snapshot.trace(found.device):

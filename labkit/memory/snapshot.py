@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from labkit.errors import InputError
@@ -113,6 +114,7 @@ def parse_snapshot(data: Any, name: str = "snapshot") -> Snapshot:
         raise InputError(name, "has no list 'segments'; torch.cuda.memory._dump_snapshot always writes one")
     reader = _Reader(name)
     segments = [reader.segment(entry, f"segments[{i}]") for i, entry in enumerate(data["segments"])]
+    _check_apart(segments, name)
     traces = data.get("device_traces", [])
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise InputError(name, "has a 'device_traces' that is not a list of lists")
@@ -132,6 +134,19 @@ def parse_snapshot(data: Any, name: str = "snapshot") -> Snapshot:
         settings if isinstance(settings, dict) else {},
         tuple(reader.notes),
     )
+
+
+def _check_apart(segments: list[SnapshotSegment], name: str) -> None:
+    """Two segments of a device share no address. Raises `InputError` that names the later of the two."""
+    order = sorted(range(len(segments)), key=lambda i: (segments[i].device, segments[i].address))
+    for i, j in pairwise(order):
+        below, above = segments[i], segments[j]
+        if below.device == above.device and below.address + below.size > above.address:
+            raise InputError(
+                name,
+                f"overlaps segments[{min(i, j)}] at {above.address:#x}; a segment stands in a snapshot once",
+                field=f"segments[{max(i, j)}]",
+            )
 
 
 class _Reader:

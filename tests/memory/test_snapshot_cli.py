@@ -1,6 +1,7 @@
 """`labkit snapshot`: report, JSON, page, and one sentence for bad files."""
 
 import json
+import pickle
 
 import pytest
 from snapshot_files import NAMES, churned, handed_stats, raw
@@ -71,3 +72,18 @@ def test_a_trace_that_contradicts_the_blocks_is_left_out_and_said(tmp_path, caps
     assert "note: nothing was replayed: " in shown
     assert "the trace does not belong to these segments" in shown
     assert "who pins the holes" in shown
+
+
+def test_a_segment_twice_and_a_capacity_of_nothing_are_refused(tmp_path, capsys):
+    data = export_snapshot(churned(1, ""))
+    path = tmp_path / "twice.pickle"
+    for segments, args, said in (
+        ([*data["segments"], data["segments"][0]], [], "overlaps segments[0]"),
+        (data["segments"], ["--capacity", "0GiB"], "--capacity is 0GiB"),
+        (data["segments"], ["--capacity", ""], "'' is not a size"),
+    ):
+        path.write_bytes(pickle.dumps({**data, "segments": segments}))
+        with pytest.raises(SystemExit) as done:
+            main(["snapshot", str(path), *args])
+        assert done.value.code == 2
+        assert said in capsys.readouterr().err
