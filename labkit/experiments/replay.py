@@ -104,7 +104,9 @@ def check_row(scheduler: str, kv: str, prefix: str | None = None) -> None:
             f"the scheduler {scheduler!r} brings its own paged cache; choose --kv paged, not {kv!r}"
         )
     if kv != "paged" and prefix not in (None, "off"):
-        raise LabError(f"--kv {kv} has no blocks that requests could share; --prefix {prefix} needs --kv paged")
+        raise LabError(
+            f"--kv {kv} has no blocks that requests could share; --prefix {prefix} needs --kv paged"
+        )
 
 
 def replay(
