@@ -36,6 +36,7 @@ from labkit.experiments.watching import (
     device_with,
     harmed_and_healed,
     lost_contiguity,
+    room_for,
     sees_what_stays,
     steady_load,
     watch,
@@ -255,8 +256,8 @@ claim(
 # %% [markdown]
 # ## 11.5 User: the harm, and what a restart says about it
 #
-# A server that leaks: every fourth request leaves 128 tokens behind. Steady traffic, five requests a second. In the middle it is
-# restarted. The dashboard has all five groups on one clock, and the pool below it follows: drag in the picture or in the player.
+# A server that leaks: every fourth request leaves 128 tokens behind. Steady traffic, five requests a second, and a pool 1.8 times as
+# large as what it holds on average. In the middle the server is restarted. The dashboard has all five groups on one clock, and the pool below it follows: drag in the picture or in the player.
 
 # %%
 worse = predict(
@@ -265,13 +266,14 @@ worse = predict(
 worse
 
 # %%
-steady = steady_load(requests, lab.pick(ci=1600, lab=3200), 5.0, lab.rng(5))
-ageing = {"capacity_tokens": 48_000, "bytes_per_token": bytes_per_token}
+steady = steady_load(requests, lab.pick(ci=1600, lab=3200), 5.0, lab.rng(5), regular=True)
+room = room_for(steady, 1.8, bytes_per_token=bytes_per_token)
+ageing = {"capacity_tokens": room, "bytes_per_token": bytes_per_token}
 leaky, restart_s = with_restart(steady, **ageing, fault=Leak(every=4, tokens_each=128))
 sound, sound_restart_s = with_restart(steady, **ageing, fault=None)
 leaky_metrics, sound_metrics = measure(leaky, restart_s=restart_s), measure(sound, restart_s=sound_restart_s)
 worse.compare(leaky_metrics[Metric.BEFORE_AFTER_RESTART]["ratio"])
-builder = RunBuilder(total=48_000 // 16 * 16 * bytes_per_token, title="the pool")
+builder = RunBuilder(total=room * bytes_per_token, title="the pool")
 for time_s, layout in leaky.layouts:
     builder.add(time_s, layout)
 builder.event(restart_s, "restart")

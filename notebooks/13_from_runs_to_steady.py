@@ -96,7 +96,7 @@ draw_timeline(
 
 # %%
 guess = predict(
-    "The mean load fills 54 % of the pool. What share of requests is served within the promise?",
+    "The mean load leaves a third of the pool free. What share of requests is served within the promise?",
     low=0,
     high=100,
     unit="%",

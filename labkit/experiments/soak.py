@@ -38,6 +38,8 @@ THRESHOLDS = {"live": 0.02, "cached": 0.05, "fragmentation": 0.10, "reserved": 0
 #: activations of a prefill: two buffers of 14,336 values a token in 16 bits, from an allocator with this much of the device
 WORKSPACE_BYTES_PER_TOKEN, WORKSPACE_DEVICE_BYTES = 2 * 14_336 * 2, 4 * GIB
 NUM_PROBE, NUM_WORKSPACE = 5000, 64
+#: requests that a window needs before its P95 is worth a test
+MIN_REQUESTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,14 +388,16 @@ def _trends(options: SoakOptions, life: int, windows: list[Window], fresh: KVSta
 
     loss = contiguity_loss(fresh)
     ttft = float(np.median([w.ttft_p95_s for w in rows[: max(1, len(rows) // 4)]]))
-    return [
+    found = [
         of("live after drain", "live_bytes", "share of the pool", THRESHOLDS["live"], fresh.reserved_bytes / pool, pool),
         of("cached after drain", "cached_bytes", "share of the pool", THRESHOLDS["cached"], fresh.cached_bytes / pool, pool),
         of("fragmentation after drain", "fragmentation", "share of the free bytes", THRESHOLDS["fragmentation"], loss),
         of("reserved after drain", "reserved_bytes", "share of the workspace's device memory", THRESHOLDS["reserved"],
            None, WORKSPACE_DEVICE_BYTES, pool),
-        of("TTFT P95", "ttft_p95_s", "s", THRESHOLDS["latency"] * ttft, None),
     ]  # fmt: skip
+    if np.median([w.num_requests for w in rows]) >= MIN_REQUESTS:
+        found.append(of("TTFT P95", "ttft_p95_s", "s", THRESHOLDS["latency"] * ttft, None))
+    return found
 
 
 def judge(trends: list[Trend]) -> tuple[str, str]:
@@ -406,13 +410,17 @@ def judge(trends: list[Trend]) -> tuple[str, str]:
     }
     live, cached = found["live after drain"], found["cached after drain"]
     holes, reserved, ttft = (
-        found[n] for n in ("fragmentation after drain", "reserved after drain", "TTFT P95")
+        found["fragmentation after drain"],
+        found["reserved after drain"],
+        found.get("TTFT P95"),
     )
-    effect = (
-        f" TTFT P95 rose from {ttft.fresh:.2f} to {ttft.last:.2f} s."
-        if ttft.aged
-        else " TTFT P95 did not grow."
-    )
+    slower = ttft is not None and ttft.aged
+    if ttft is None:
+        effect = f" TTFT P95 is not judged: windows have fewer than {MIN_REQUESTS} requests."
+    elif slower:
+        effect = f" TTFT P95 rose from {ttft.fresh:.2f} to {ttft.last:.2f} s."
+    else:
+        effect = " TTFT P95 did not grow."
     if live.leaks:
         return "leak", (
             f"Live memory in the drained server grew by {100 * live.slope:.2f} % of the pool an hour (p = {live.p:.1g}) to "
@@ -428,16 +436,16 @@ def judge(trends: list[Trend]) -> tuple[str, str]:
             f"The allocator's reserved memory grew by {100 * reserved.slope:.2f} % of its device share an hour (p = {reserved.p:.1g}) "
             f"with nothing live.{effect}"
         )
-    if ttft.aged:
-        return "latency ageing", f"Memory came back to what it was, and{effect.lower()}"
+    if slower:
+        return "latency ageing", f"Memory came back to what it was.{effect}"
     if cached.aged:
         return "cache fill", (
-            f"After the drain {100 * cached.last:.0f} % of the pool is cached, nothing is live, and TTFT P95 did not grow: the cache "
-            "is full, which is what it is for."
+            f"After the drain {100 * cached.last:.0f} % of the pool is cached and what is live did not grow: the cache is "
+            f"full, which is what it is for.{effect}"
         )
     return (
         "no ageing",
-        "Nothing grew by its threshold: memory after each drain and TTFT P95 stayed where they were.",
+        f"Nothing grew by its threshold: memory after each drain stayed what it was.{effect}",
     )
 
 

@@ -224,10 +224,19 @@ def sees_what_stays(metrics: Mapping[Metric, Any]) -> bool:
 
 
 def steady_load(
-    requests: Sequence[RequestSpec], num_requests: int, rate: float, rng: np.random.Generator
+    requests: Sequence[RequestSpec],
+    num_requests: int,
+    rate: float,
+    rng: np.random.Generator,
+    *,
+    regular: bool = False,
 ) -> list[RequestSpec]:
-    """Lengths drawn in pairs from `requests`, Poisson arrivals at `rate` a second: no hour is busier than another."""
-    times = np.cumsum(rng.exponential(1 / rate, num_requests)).tolist()
+    """Lengths drawn in pairs from `requests`, Poisson arrivals at `rate` a second: no hour is busier than another. `regular`: one
+    arrival somewhere in each 1/`rate` seconds, so that no second is either."""
+    if regular:
+        times = ((np.arange(num_requests) + rng.uniform(0, 1, num_requests)) / rate).tolist()
+    else:
+        times = np.cumsum(rng.exponential(1 / rate, num_requests)).tolist()
     picks = rng.integers(0, len(requests), num_requests).tolist()
     return [
         dataclasses.replace(requests[k], request_id=f"r{i}", arrival_s=at)
@@ -236,6 +245,16 @@ def steady_load(
 
 
 # --- 11.5 before and after a restart -------------------------------------------------------------------------------------
+
+
+def room_for(requests: Sequence[RequestSpec], times: float, *, bytes_per_token: int) -> int:
+    """Tokens of a pool that is `times` as large as what `requests` hold on average when memory is no limit, in whole blocks."""
+    recorder, _ = with_restart(
+        requests, capacity_tokens=1_000_000, bytes_per_token=bytes_per_token, fault=None
+    )
+    frame = recorder.series_frame()
+    mean = float(frame["kv_live_bytes"].mean()) / bytes_per_token
+    return int(times * mean) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 class TwoLives(RunRecorder):

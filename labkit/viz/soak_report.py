@@ -38,7 +38,7 @@ def draw_soak(result: SoakResult, *, figure: Figure | None = None) -> Figure:
             Series("live", hours, [w.live_bytes for w in rows], color=color_of("session"), step=False),
             Series("cached", hours, [w.cached_bytes for w in rows], color=CACHED, step=False),
             Series("free", hours, [w.free_bytes for w in rows], color=FREE, step=False, dashed=True),
-            Series("free outside the largest span", hours, [100 * w.fragmentation for w in rows], unit="%", step=False),
+            Series("free, not in one span", hours, [100 * w.fragmentation for w in rows], unit="%", step=False),
             Series("TTFT P95", hours, [w.ttft_p95_s for w in rows], unit="s", step=False),
             Series("TTFT P50", hours, [w.ttft_p50_s for w in rows], unit="s", step=False, color="#56B4E9"),
         ],

@@ -14,6 +14,7 @@ from labkit.experiments.watching import (
     device_with,
     harmed_and_healed,
     lost_contiguity,
+    room_for,
     sees_what_stays,
     steady_load,
     watch,
@@ -70,10 +71,11 @@ def test_lifetimes(seed):
 
 @seeds
 def test_a_restart_heals_a_leak(seed):
-    requests = steady_load(load(seed), 1600, 5.0, np.random.default_rng(seed))
+    requests = steady_load(load(seed), 1600, 5.0, np.random.default_rng(seed), regular=True)
+    room = room_for(requests, 1.8, bytes_per_token=PER_TOKEN)
     for fault, harmed in ((Leak(every=4, tokens_each=128), True), (None, False)):
         recorder, restart_s = with_restart(
-            requests, capacity_tokens=48_000, bytes_per_token=PER_TOKEN, fault=fault
+            requests, capacity_tokens=room, bytes_per_token=PER_TOKEN, fault=fault
         )
         assert recorder.num_finished == len(requests)
         ends = recorder.series.column("end_s")
