@@ -108,7 +108,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "slow_reclaim", 5, ("12.2", "12.5"),
         "blocks come back seconds after their request has ended: reclaim is slower than allocation",
-        (_at_least("rest_usage_first", 0.015), _below("rest_hold_s", 45), _at_least("rest_cleared", 0.8), _below("idle_sequences", 0.9)),
+        (_at_least("rest_usage_first", 0.008), _below("rest_hold_s", 45), _at_least("rest_cleared", 0.8), _below("idle_sequences", 0.9)),
         "the delay between the end of a request and the return of its blocks",
         "free in the step that ends the request; wait for transfers elsewhere; keep headroom for rate x delay",
         felt=False,

@@ -14,6 +14,8 @@ import numpy as np
 
 from labkit.doctor.evidence import Evidence
 
+#: less than this share of the pool at rest is nothing (a null block, rounding)
+LEAST_HELD = 0.008
 #: a wait of the queue longer than this is felt
 FELT_S = 1.0
 
@@ -134,6 +136,11 @@ class Signals:
         prompt, output = self.total("num_prompt_tokens"), self.total("num_output_tokens")
         done = self.total("num_finished")
         return None if prompt is None or output is None or not done else (prompt + output) / done
+
+    @property
+    def held_by_nobody(self) -> float:
+        """The most that is in use at the start of a rest with nobody running: not the sequences' that run in other rests."""
+        return max((rest.usage_first for rest in self.empty_rests), default=0.0)
 
     @property
     def empty_rests(self) -> list[Rest]:
@@ -328,7 +335,7 @@ def _rest_hold(s: Signals) -> Signal | None:
     assert usage is not None
     longest, at = 0.0, None
     for rest in s.empty_rests:
-        if rest.usage_first < 0.015:
+        if rest.usage_first < LEAST_HELD:
             continue
         inside = (times >= rest.start_s) & (times <= rest.end_s)
         held = times[inside][usage[inside] > 0.1 * rest.usage_first]
@@ -356,7 +363,7 @@ def _rest_first(s: Signals) -> Signal | None:
     _REST,
 )
 def _rest_cleared(s: Signals) -> Signal | None:
-    rests = [r for r in s.empty_rests if r.usage_first >= 0.015]
+    rests = [r for r in s.empty_rests if r.usage_first >= LEAST_HELD]
     if not rests:
         return None
     worst = min(rests, key=lambda r: 1 - r.usage_last / r.usage_first)
@@ -413,7 +420,8 @@ def _times_usual(s: Signals) -> Signal | None:
     if not known:
         return Signal(0.0)
     best = max(known, key=lambda r: r.usage_last)
-    return Signal(best.usage_last * pool / best.running / usual, best.end_s)
+    held = max(0.0, best.usage_last - s.held_by_nobody)
+    return Signal(held * pool / best.running / usual, best.end_s)
 
 
 # --- the prefix cache -----------------------------------------------------------------------------------------------

@@ -184,6 +184,9 @@ class Watch(Recorder):
             self.hist["e2e"].add(end_s - self.arrived[name])
             for fault in self.faults:
                 fault.finished(specs[name], end_s)
+        pool = getattr(self.scheduler.kv, "pool", None)
+        if pool is not None and not self.faults:
+            self.peak = max(self.peak, pool.num_pinned * self.scheduler.kv.block_size)
         self.num_running = plan.num_running - len(outcome.finished)
         if self.num_live > self.num_running:
             self._note_wait(end_s)
