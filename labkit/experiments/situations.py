@@ -29,7 +29,8 @@ from labkit.experiments.incidents.faults import (
 )
 from labkit.experiments.incidents.load import make_load
 from labkit.experiments.incidents.make import Incident, make_incident
-from labkit.experiments.incidents.server import Watched, watch
+from labkit.experiments.incidents.seen import Watched
+from labkit.experiments.incidents.server import watch
 
 #: situation -> listed cause -> the kind of incident that reproduces it
 SITUATIONS: dict[str, dict[str, str]] = {

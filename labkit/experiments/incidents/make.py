@@ -30,7 +30,8 @@ from labkit.experiments.incidents.kinds import (
     recipe_order,
 )
 from labkit.experiments.incidents.load import TRACES, Load, make_load
-from labkit.experiments.incidents.server import Watched, watch
+from labkit.experiments.incidents.seen import Watched
+from labkit.experiments.incidents.server import watch
 from labkit.experiments.incidents.writing import write_evidence
 from labkit.serving.progress import NoProgress
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.doctor.oom_message import render_oom
 from labkit.experiments.incidents.kinds import Plan
-from labkit.experiments.incidents.server import BYTES_PER_TOKEN, EDGES, Row, Watched
+from labkit.experiments.incidents.seen import BYTES_PER_TOKEN, EDGES, Row, Watched
 from labkit.observe.server_names import READINGS, kinds
 from labkit.units import GIB, MIB
 
