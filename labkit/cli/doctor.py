@@ -113,7 +113,9 @@ def score(
 
 @incidents_app.command()
 def evaluate(
-    seed: Annotated[int, typer.Option(help="Not one that rules were written with (1 to 9).")] = 2026,
+    seed: Annotated[
+        int, typer.Option(help="Not one that rules were written with (1 to 4, 11, 2026).")
+    ] = 2027,
     out: Annotated[Path, typer.Option(help="Where answers are kept; a stopped run goes on.")] = Path(
         "build/doctor"
     ),

@@ -116,7 +116,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "pool_held_by_long_requests", 6, ("12.1",),
         "a few very long requests hold most of the pool for minutes",
-        (_at_least("times_the_usual", 2.0), _at_least("held_by_few", 0.15)),
+        (_at_least("times_the_usual", 2.0), _at_least("held_by_few", 0.3)),
         "tokens and age of each running request",
         "give long requests a pool or a limit of their own (pressure 'pools', max_long), or send them to another server",
     ),
@@ -182,7 +182,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "admission_too_conservative", 12, ("12.1", "12.3"),
         "requests wait although memory is free: a limit of the scheduler binds",
-        (_at_least("wait_share", 0.15), _below("usage_when_waiting", 0.6), _below("preemption_rate", 0.01), _below("hit_ratio", 0.005),
+        (_at_least("wait_share", 0.15), _at_least("queued_share", 0.03), _below("usage_when_waiting", 0.6), _below("preemption_rate", 0.01), _below("hit_ratio", 0.005),
          _below("rest_usage_first", 0.03), _below("waits_without_room", 0.3), _below("waits_without_a_span", 0.3)),
         _HEAD,
         "raise that limit until preemptions appear, then step back",

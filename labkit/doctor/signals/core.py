@@ -15,6 +15,8 @@ from labkit.doctor.evidence import Evidence
 
 #: less than this share of the pool at rest is nothing (a null block, rounding)
 LEAST_HELD = 0.008
+#: a rest in which slow reclaim must have ended
+LONG_REST_S = 40.0
 #: a wait of the queue longer than this is felt
 FELT_S = 1.0
 #: what a signal can need
@@ -154,8 +156,8 @@ class Signals:
 def felt(signals: Signals) -> bool | None:
     """Do users feel anything? None when nothing says so or otherwise."""
     limits = {
-        "queued_share": 0.025, "refusal_share": 0.01, "preemption_rate": 0.02, "wait_share": 0.06,
-        "blocked_share": 0.03,
+        "queued_share": 0.02, "refusal_share": 0.01, "preemption_rate": 0.02, "wait_share": 0.06,
+        "blocked_share": 0.02,
     }  # fmt: skip
     known = {name: signals.value(name) for name in limits}
     if all(value is None for value in known.values()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.doctor.signals.core import LEAST_HELD, REST, Signal, Signals, signal
+from labkit.doctor.signals.core import LEAST_HELD, LONG_REST_S, REST, Signal, Signals, signal
 
 # --- what is held at rest -------------------------------------------------------------------------------------------
 
@@ -68,11 +68,12 @@ def _rest_first(s: Signals) -> Signal | None:
 @signal(
     "rest_cleared",
     "share",
-    "of what is held at the first reading of a rest, how much is gone at its end (smallest over rests)",
+    "of what is held at the first reading of a rest, how much is gone at its end (smallest over long rests)",
     REST,
 )
 def _rest_cleared(s: Signals) -> Signal | None:
-    rests = [r for r in s.empty_rests if r.usage_first >= LEAST_HELD]
+    held = [r for r in s.empty_rests if r.usage_first >= LEAST_HELD]
+    rests = [r for r in held if r.end_s - r.start_s >= LONG_REST_S] or held
     if not rests:
         return None
     worst = min(rests, key=lambda r: 1 - r.usage_last / r.usage_first)
