@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from labkit.errors import IntegrityError, LabError
+from labkit.recording import Comparison
 from labkit.serving.systems import (
     sglang,
     sglang_adder,
@@ -23,7 +24,7 @@ from labkit.serving.systems import (
     sglang_ratio,
     sglang_state,
 )
-from labkit.serving.systems.sglang_recording import replay
+from labkit.serving.systems.sglang_recording import replay_steps
 from tests.property.sglang_loads import random_case
 from tests.property.test_sglang_memory import drive
 from tests.reference.sglang_plain import record
@@ -74,6 +75,13 @@ PLACES: dict[str, tuple[Any, str, str, str]] = {
 }  # fmt: skip
 #: a permutation of free pages among rows is no mistake
 HARMLESS = {"decode page to the wrong row"}
+
+
+def replay(recording):
+    """The steps of a record that the plain scheduler wrote: it has no header and no totals."""
+    comparison = Comparison("sglang")
+    replay_steps(recording, comparison)
+    return comparison
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) -> None:

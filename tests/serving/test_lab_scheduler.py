@@ -230,7 +230,7 @@ def test_unknown_names_and_options_are_one_sentence():
 def test_duplicate_ids_and_late_arrivals_are_named():
     kv = make_kv_cache("paged", bytes_per_token=BYTES, capacity_tokens=320)
     twice = [RequestSpec("a", 0, 5, 5), RequestSpec("a", 1, 5, 5)]
-    with pytest.raises(LabError, match="request 'a' is already here"):
+    with pytest.raises(LabError, match="'a' is there twice"):
         simulate(make_scheduler("lab", kv), LinearStepCost(), twice, clock="step")
     late = [RequestSpec("a", 3, 5, 5), RequestSpec("b", 1, 5, 5)]
     with pytest.raises(LabError, match="request b, field arrival_s: arrives at 1, before request a at 3"):

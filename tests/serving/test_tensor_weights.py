@@ -221,7 +221,7 @@ def test_broken_checkpoint_is_named_in_one_sentence(change, says, tmp_path):
 
 
 def test_missing_and_unreadable_files(tmp_path):
-    with pytest.raises(InputError, match=r"config\.json: is not there"):
+    with pytest.raises(InputError, match=r"config\.json: no such file"):
         load_hugging_face(tmp_path)
     write(tmp_path, "llama")
     (tmp_path / "model.safetensors").write_bytes(b"not a tensor file at all")

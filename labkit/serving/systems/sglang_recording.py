@@ -72,14 +72,22 @@ def replay(recording: Mapping[str, Any]) -> Comparison:
     """Compare every recorded field of every step, and the totals. Raises `InputError` for what is no such recording."""
     comparison = Comparison("sglang")
     check_parts(recording, BODY, WHAT)
-    workload, steps, config = recording["workload"], recording["steps"], recording["config"]
-    check_workload(workload, WHAT)
-    scheduler = _scheduler(config)
-    unified = config.get("cache", "unified") == "unified"
+    unified = recording["config"].get("cache", "unified") == "unified"
     remarks = () if unified else ("tree_core_backend", "cache_class")
     compare_header(
         comparison, recording, {**HEADER, **(UNIFIED if unified else {})}, body=BODY, remarks=remarks
     )
+    totals = replay_steps(recording, comparison)
+    replayed_totals = {**totals, "steps": comparison.num_ops, "deterministic": True}
+    comparison.compare("totals", recording["totals"], replayed_totals)
+    return comparison
+
+
+def replay_steps(recording: Mapping[str, Any], comparison: Comparison) -> dict[str, int]:
+    """Compare the steps alone (config, workload and steps are needed) and return the replayed totals."""
+    workload, steps, config = recording["workload"], recording["steps"], recording["config"]
+    check_workload(workload, WHAT)
+    scheduler = _scheduler(config)
     specs = _specs(workload)
     arrivals = sorted(range(len(workload)), key=lambda i: workload[i]["arrival_step"])
     totals = {
@@ -101,9 +109,7 @@ def replay(recording: Mapping[str, Any]) -> Comparison:
         replayed = _run_step(scheduler, number, added, totals)
         comparison.compare(f"steps[{number}]", recorded, replayed)
         comparison.num_ops += 1
-    replayed_totals = {**totals, "steps": comparison.num_ops, "deterministic": True}
-    comparison.compare("totals", recording["totals"], replayed_totals)
-    return comparison
+    return totals
 
 
 def _scheduler(config: Mapping[str, Any]) -> SglangScheduler:
