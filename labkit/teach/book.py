@@ -31,7 +31,12 @@ def write_book(runs: Sequence[NotebookRun], site: Path, *, docs: Path) -> list[P
     written = [_doc_page(path, docs, site) for path in sorted(docs.rglob("*.md"))]
     links = [(text, target) for text, target in NAVIGATION if target in _targets(written, site)]
     for run in runs:
-        write_html(run, site / f"{run.notebook}.html", links=links)
+        target = site / f"{run.notebook}.html"
+        write_html(run, target, links=links)
+        text = target.read_text(
+            encoding="utf-8"
+        )  # a notebook links to ../docs/NAME.md, the book has docs/NAME.html
+        write_atomic(target, re.sub(r'href="\.\./docs/([^"#]+)\.md', r'href="docs/\1.html', text))
     verdicts = sorted(
         (v for run in runs for v in run.verdicts), key=lambda v: [int(p) for p in v.id.split(".")]
     )
