@@ -414,7 +414,7 @@ SliderPanel(
 # the four causes, and says which of them a restart would heal (sessions and leaks, the allocator's cache; not weights, not
 # traffic).
 #
-# **Exercises:** 02 (measures of fragmentation), 05 (what PyTorch keeps), 13 (name the cause).
+# **Exercises:** 02 (measures of fragmentation), 05 (PyTorch's rounding and split rule), 15 (name the cause).
 #
 # ## In five lines
 #

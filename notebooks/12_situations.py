@@ -331,7 +331,7 @@ SliderPanel(
 # for ever and counted as running (sessions), for ever and counted by nobody (leak), or nothing is held in the pool and the
 # allocator's reserved bytes grow.
 #
-# **Exercises:** 13 (find the leak), 14 (which cause is it).
+# **Exercise:** 15 (six incidents: name the cause and the evidence).
 #
 # ## In five lines
 #

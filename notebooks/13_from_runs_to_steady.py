@@ -445,7 +445,7 @@ SliderPanel(
 # order. Deep: says which one made things worse alone (blocks without an admission that counts them), who pays for each (documents
 # wait), what a load test cannot see by its length, and why the goal is a share of promises kept and not a usage dial.
 #
-# **Exercises:** 11 (admission by blocks with headroom), 14 (find the leak), 16 (beat the scheduler).
+# **Exercises:** 11 (admission by block with headroom), 15 (name the cause), 16 (beat the scheduler).
 #
 # ## In five lines
 #
