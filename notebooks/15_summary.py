@@ -138,7 +138,7 @@ claim(
 # %%
 def cell_panel(speed, capacity, shape, lifetimes, scheduling, figure=None):
     cell = (capacity, shape, lifetimes, scheduling)
-    few = requests[:120]
+    few = requests[:80]
     bars = {"your choice": cell, "all low": (False,) * 4, "all high": (True,) * 4}
     return draw_bars(
         {
@@ -146,7 +146,8 @@ def cell_panel(speed, capacity, shape, lifetimes, scheduling, figure=None):
             for name, chosen in bars.items()
         },
         ylabel="served in the SLA (%)",
-        title="your choice: " + "; ".join(levels[level] for levels, level in zip(FACTORS.values(), cell)),
+        title=f"load {speed} %; your choice: "
+        + "; ".join(levels[level] for levels, level in zip(FACTORS.values(), cell)),
         figure=figure,
     )
 
