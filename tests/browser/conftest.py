@@ -47,16 +47,19 @@ def browser():
 
 
 @pytest.fixture
-def browser_page(browser):
+def browser_page(browser, request):
     """A fresh page 1280 x 900; the test fails if a script of the page threw."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
     page.close()
-    # JupyterLab itself throws the first two when a page is used offline; the third was seen only on the page with
-    # jupyterquiz's questions, whose script is not ours. Nothing else is forgiven.
-    forgiven = ("MathJax", "Canceled", "Cannot read properties of undefined (reading '0')")
+    # JupyterLab itself throws these two when a page is used offline
+    forgiven = ["MathJax", "Canceled"]
+    if (
+        "14_interview" in request.node.name
+    ):  # seen only there, beside jupyterquiz's questions; its origin is not traced
+        forgiven.append("Cannot read properties of undefined (reading '0')")
     errors = [error for error in errors if not any(text in error for text in forgiven)]
     assert not errors, errors
 
