@@ -1,17 +1,20 @@
 """How fast pictures answer, in a real browser with a real mouse and keyboard.
 
-    python benchmarks/browser_latency.py [--moves 100] [--blocks 100000] [--no-lab]
+    python benchmarks/browser_latency.py [--moves 100] [--blocks 100000] [--notebooks 00 08 | --notebooks none] [--json]
 
 Player: a pool of 100,000 blocks, the exported page without a kernel. A move is one mouse move of a drag, or one key. Its latency
 runs from the event's own `timeStamp` to the first task after the next animation frame, so the screen refresh is inside. `work` is the
-page's own time in its handler and its drawing. Panel: a slider in JupyterLab that re-runs an experiment in the kernel
-and redraws a figure; from the event to the first task after the frame in which the new picture was loaded.
+page's own time in its handler and its drawing. Panel: a control in JupyterLab that re-runs an experiment in the kernel
+and redraws a figure; from the event to the first task after the frame in which the new picture was loaded. Measured on a
+panel of 2,000 allocator operations, and on every panel of every notebook after all its cells ran: each slider by keys over
+its whole range, the first also by the mouse, each list and each checkbox through all its values.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -22,7 +25,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "browser"))
 
-from lab_browser import CHROMIUM_FLAGS, Lab, find_chromium  # noqa: E402
+from lab_browser import CHROMIUM_FLAGS, find_chromium  # noqa: E402
+from panel_latency import NOTEBOOKS, measure_panels  # noqa: E402
 
 from labkit.viz.player import player  # noqa: E402
 from labkit.viz.player_builder import RunBuilder  # noqa: E402
@@ -39,22 +43,6 @@ PLAYER_PROBE = """() => {
   };
   window.addEventListener('pointermove', heard, true);
   window.addEventListener('keydown', heard, true);
-}"""
-
-PANEL_PROBE = """() => {
-  const image = document.querySelector('.labkit-panel img');
-  window.probe = { latency: [], pending: null };
-  const heard = (e) => { if (e.type === 'keydown' || e.buttons & 1) probe.pending = e.timeStamp; };
-  window.addEventListener('pointermove', heard, true);
-  window.addEventListener('keydown', heard, true);
-  image.addEventListener('load', () => {
-    if (probe.pending === null) return;
-    const began = probe.pending;
-    probe.pending = null;
-    const channel = new MessageChannel();
-    channel.port1.onmessage = () => probe.latency.push(performance.now() - began);
-    requestAnimationFrame(() => channel.port2.postMessage(0));
-  });
 }"""
 
 
@@ -116,75 +104,6 @@ def measure_player(browser, num_blocks: int, num_moves: int) -> list[dict]:
     return rows
 
 
-NOTEBOOK_CELLS = [
-    "import numpy as np\nfrom labkit.memory import ALLOCATORS\nfrom labkit.memory.base import OutOfMemory\n"
-    "from labkit.viz.memory_map import draw_layout\nfrom labkit.viz.panel import Slider, SliderPanel",
-    "def experiment(mean_kib, seed, figure=None):\n"
-    "    rng = np.random.default_rng(seed)\n"
-    "    allocator, live = ALLOCATORS['best-fit'](64 << 20), []\n"
-    "    for step in range(2000):\n"
-    "        try:\n"
-    "            live.append(allocator.malloc(int(rng.exponential(mean_kib << 10)) + 1, lifetime='request'))\n"
-    "        except OutOfMemory:\n"
-    "            pass\n"
-    "        if rng.random() < 0.5 and live:\n"
-    "            allocator.free(live.pop(int(rng.integers(len(live)))))\n"
-    "    return draw_layout(allocator.layout(), title=f'mean {mean_kib} KiB', figure=figure)",
-    "panel = SliderPanel(experiment, {'mean_kib': Slider(64, 8, 512, label='mean size (KiB)'), 'seed': Slider(0, 0, 9)})\npanel",
-]
-
-
-def measure_panel(browser, num_moves: int) -> list[dict]:
-    import nbformat
-
-    cells = [nbformat.v4.new_code_cell(source) for source in NOTEBOOK_CELLS]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        notebook = Path(folder) / "panel.ipynb"
-        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), notebook)
-        lab = Lab(Path(folder))
-        try:
-            lab.wait_until_up()
-            page = browser.new_page(viewport={"width": 1200, "height": 900})
-            lab.open(page, notebook)
-            lab.run_all(page)
-            page.wait_for_selector(".labkit-panel img")
-            handle = page.locator(".labkit-panel .noUi-handle").first
-            handle.scroll_into_view_if_needed()
-            page.wait_for_timeout(1000)
-            page.evaluate(PANEL_PROBE)
-            for how in ("keys", "drag"):
-                page.evaluate("probe.latency.length = 0")
-                if how == "drag":
-                    box = handle.bounding_box()
-                    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-                    page.mouse.move(x, y)
-                    page.mouse.down()
-                else:
-                    handle.focus()
-                for move in range(num_moves):
-                    if how == "drag":
-                        page.mouse.move(x + 3 * (move + 1), y)
-                    else:
-                        page.keyboard.press("ArrowRight")
-                    page.wait_for_function(f"probe.latency.length > {move}", timeout=10000)
-                if how == "drag":
-                    page.mouse.up()
-                latency = page.evaluate("probe.latency")
-                rows.append(
-                    {
-                        "what": "panel, 2,000 operations re-run",
-                        "how": how,
-                        "pictures": len(latency),
-                        **figures(latency, []),
-                    }
-                )
-        finally:
-            lab.stop()
-    return rows
-
-
 def figures(latency: list[float], work: list[float]) -> dict[str, float | None]:
     """Milliseconds, one decimal."""
 
@@ -201,35 +120,83 @@ def figures(latency: list[float], work: list[float]) -> dict[str, float | None]:
     }
 
 
+def summary(row: dict) -> dict:
+    """A row of `measure_panels` with its latencies summed up."""
+    return {
+        **{key: value for key, value in row.items() if key != "latency"},
+        "pictures": len(row["latency"]),
+        **figures(row["latency"], []),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--moves", type=int, default=100)
+    parser.add_argument(
+        "--moves", type=int, default=100, help="moves of the player; a panel's control gets a fifth of them"
+    )
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--no-lab", action="store_true", help="only the player's page")
+    every = [path.stem[:2] for path in NOTEBOOKS]
+    parser.add_argument(
+        "--notebooks",
+        nargs="*",
+        default=every,
+        metavar="NN",
+        help="whose panels to measure (default: all; none: only the small one)",
+    )
     options = parser.parse_args()
+    unknown = sorted(set(options.notebooks) - set(every) - {"none"})
+    if unknown:
+        parser.error(f"no notebook {unknown[0]}; there are {' '.join(every)}, or none")
     if find_chromium() is None:
         raise SystemExit("no Chromium on this machine")
     from playwright.sync_api import sync_playwright
 
+    rows, panels = [], []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_FLAGS)
         version = browser.version
-        rows = measure_player(browser, options.blocks, options.moves)
-        if not options.no_lab:
-            rows += measure_panel(browser, min(options.moves, 50))
-        browser.close()
-    print(
-        f"Chromium {version}, {platform.machine()}, {platform.system()}; milliseconds from event.timeStamp to the task after the frame"
-    )
-    print(
-        f"{'what':<34}{'how':<18}{'moves':>6}{'pictures':>9}{'P50':>8}{'P95':>8}{'max':>8}{'work P95':>10}{'work max':>10}"
-    )
-    for row in rows:
         print(
-            f"{row['what']:<34}{row['how']:<18}{row['moves']:>6}{row['pictures']:>9}{row['p50_ms']:>8}{row['p95_ms']:>8}{row['max_ms']:>8}"
-            f"{row['work_p95_ms'] if row['work_p95_ms'] is not None else '-':>10}{row['work_max_ms'] if row['work_max_ms'] is not None else '-':>10}"
+            f"Chromium {version}, {platform.machine()}, {platform.system()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f};"
         )
-    print(json.dumps({"benchmark": "browser_latency", "chromium": version, "rows": rows}))
+        print("milliseconds from event.timeStamp to the task after the frame")
+        print(HEAD)
+        for row in measure_player(browser, options.blocks, options.moves):
+            rows.append(row)
+            print_row(row)
+        if not options.no_lab:
+            for panel in measure_panels(browser, options.notebooks, max(5, options.moves // 5)):
+                panels.append(panel)
+                rows.append(summary(panel))
+                print_row(rows[-1])
+        browser.close()
+    if panels:
+        for title, chosen in (("all panels, by mouse", "drag"), ("all panels, all controls", "")):
+            latency = [value for panel in panels if chosen in panel["how"] for value in panel["latency"]]
+            rows.append({"what": title, "how": "", "pictures": len(latency), **figures(latency, [])})
+            print_row(rows[-1])
+    print(
+        json.dumps(
+            {
+                "benchmark": "browser_latency",
+                "chromium": version,
+                "load": round(os.getloadavg()[0], 1),
+                "rows": rows,
+            }
+        )
+    )
+
+
+HEAD = f"{'what':<36}{'how':<18}{'moves':>6}{'pictures':>9}{'P50':>8}{'P95':>8}{'max':>8}{'work P95':>10}{'work max':>10}"
+
+
+def print_row(row: dict) -> None:
+    print(
+        f"{row['what']:<36}{row['how']:<18}{row['moves']:>6}{row['pictures']:>9}"
+        + "".join(f"{'-' if row[key] is None else row[key]:>8}" for key in ("p50_ms", "p95_ms", "max_ms"))
+        + "".join(f"{'-' if row[key] is None else row[key]:>10}" for key in ("work_p95_ms", "work_max_ms")),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

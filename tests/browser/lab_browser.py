@@ -17,6 +17,12 @@ from pathlib import Path
 CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 NO_CHROMIUM = "no Chromium on this machine (looked for chromium, chromium-browser, google-chrome)"
 
+#: JupyterLab draws only the cells in view; a test wants all of them on the page
+SHOW_ALL = """async () => {
+    const content = jupyterapp.shell.currentWidget.content;
+    content.notebookConfig = { ...content.notebookConfig, windowingMode: 'none' };
+}"""
+
 
 def find_chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -4,19 +4,13 @@ changes. Screenshots are kept under build/browser/. Part of `make browser`."""
 from pathlib import Path
 
 import pytest
-from lab_browser import pictures, wait_for_change
+from lab_browser import SHOW_ALL, pictures, wait_for_change
 
 pytestmark = pytest.mark.browser_all
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 SCREENSHOTS = ROOT / "build" / "browser"
-
-#: JupyterLab draws only the cells in view; a test wants all of them on the page
-SHOW_ALL = """async () => {
-    const content = jupyterapp.shell.currentWidget.content;
-    content.notebookConfig = { ...content.notebookConfig, windowingMode: 'none' };
-}"""
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
