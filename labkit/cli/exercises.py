@@ -67,9 +67,10 @@ def check(
     passed_at = {"passed_at": progress.now()} if report.passed else {}
     progress.note(found.id, num_checks=1, last_message=report.message, **passed_at)
     if figure is not None and report.pictures:
+        from labkit.atomic_file import write_atomic
         from labkit.viz.figure import png_bytes
 
-        figure.write_bytes(png_bytes(report.figures()[0]))
+        write_atomic(figure, png_bytes(report.figures()[0]))
     if as_json:
         print(json.dumps({"id": found.id, "passed": report.passed, "message": report.message}))
     else:

@@ -23,8 +23,9 @@ def run(
     result = run_board(board, entry, num_requests=num_requests, seed=seed)
     typer.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.text())
     if figure is not None:
-        temporary = figure.with_name(figure.name + ".part.png")
-        result.figure().savefig(temporary, dpi=130)
-        temporary.replace(figure)
+        from labkit.atomic_file import atomic_path
+
+        with atomic_path(figure) as temporary:
+            result.figure().savefig(temporary, dpi=130, format="png")
     if result.entry is not None and result.entry.problem:
         raise typer.Exit(1)

@@ -6,13 +6,13 @@ save_run(recorder, "build/run", RunSettings(capacity_tokens=48_000, bytes_per_to
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from labkit.atomic_file import write_atomic
 from labkit.doctor.evidence import Evidence, HeadWait
 from labkit.errors import InputError
 from labkit.observe.export import load_parquet, save_parquet
@@ -45,9 +45,7 @@ def save_run(recorder: RunRecorder, folder: str | Path, settings: RunSettings) -
     """`requests.parquet`, `series.parquet`, `settings.json`."""
     folder = Path(folder)
     save_parquet(recorder, folder)
-    part = folder / f".settings.{os.getpid()}.part"
-    part.write_text(json.dumps(asdict(settings), indent=1), encoding="utf-8")
-    os.replace(part, folder / "settings.json")
+    write_atomic(folder / "settings.json", json.dumps(asdict(settings), indent=1))
     return folder
 
 

@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.atomic_file import write_atomic
 from labkit.errors import InputError, LabError
 
 if TYPE_CHECKING:
@@ -157,11 +158,8 @@ class _Store:
             raise InputError(path, "is not a result of a sweep; remove it, and its run is repeated") from None
 
     def put(self, configuration: Configuration, figures: Mapping[str, Any]) -> None:
-        path = self.path(configuration)
-        temporary = path.with_suffix(f".{os.getpid()}.part")
         record = {"run": self.run_name, "configuration": configuration, "figures": figures}
-        temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomic(self.path(configuration), json.dumps(record, indent=1))
 
 
 def _key(configuration: Configuration) -> str:

@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from labkit.atomic_file import write_atomic
 from labkit.errors import LabError
 from labkit.kernels.backend import TRITON_IMPORTABLE
 from labkit.kernels.specs import ARCHS, CompileCase, default_cases
@@ -148,10 +149,5 @@ def _read(cache_dir: Path | None, case: CompileCase, arch: int) -> CompileRow | 
 
 
 def _write(cache_dir: Path | None, case: CompileCase, arch: int, row: CompileRow) -> None:
-    if cache_dir is None:
-        return
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    path = _path(cache_dir, case, arch)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(asdict(row)))
-    temporary.replace(path)
+    if cache_dir is not None:
+        write_atomic(_path(cache_dir, case, arch), json.dumps(asdict(row)), parents=True)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from labkit.atomic_file import write_atomic
 from labkit.memory.base import Allocation, Allocator, AllocatorStats, OutOfMemory, Span
 from labkit.memory.caching import CachingAllocator
 from labkit.memory.caching.history import TraceEntry
@@ -105,11 +105,7 @@ def export_snapshot(allocator: Allocator, history: Iterable[TraceEntry] | None =
 
 def write_snapshot(path: str | os.PathLike[str], snapshot: dict[str, Any]) -> Path:
     """Pickle it (protocol 4, plain containers) to `path`, first under a temporary name."""
-    target = Path(path)
-    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part", delete=False) as out:
-        pickle.dump(snapshot, out, protocol=4)
-    os.replace(out.name, target)
-    return target
+    return write_atomic(path, pickle.dumps(snapshot, protocol=4))
 
 
 def _segments(inner: Allocator, caching: CachingAllocator | None) -> list[dict[str, Any]]:

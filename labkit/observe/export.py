@@ -6,11 +6,11 @@ Files are written under a temporary name and renamed, so a reader never meets ha
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from labkit.atomic_file import atomic_path
 from labkit.errors import InputError
 from labkit.observe.recorder import RunRecorder
 
@@ -21,13 +21,15 @@ def save_parquet(recorder: RunRecorder, folder: str | Path) -> list[Path]:
     """`requests.parquet`, and `series.parquet` where the run was recorded at level full."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    written = [
-        _write(folder / "requests.parquet", lambda p: recorder.requests_frame().to_parquet(p, index=False))
-    ]
+    frames = {"requests": recorder.requests_frame()}
     if recorder.series is not None:
-        written.append(
-            _write(folder / "series.parquet", lambda p: recorder.series_frame().to_parquet(p, index=False))
-        )
+        frames["series"] = recorder.series_frame()
+    written = []
+    for name, frame in frames.items():
+        path = folder / f"{name}.parquet"
+        with atomic_path(path) as temporary:
+            frame.to_parquet(temporary, index=False)
+        written.append(path)
     return written
 
 
@@ -48,15 +50,12 @@ def load_parquet(path: str | Path) -> Any:
 
 def save_perfetto(recorder: RunRecorder, path: str | Path) -> Path:
     """Chrome trace events: one row a request (waiting, prefill, decode), counters of the series on top."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for i, event in enumerate(_events(recorder)):
-                file.write((",\n" if i else "") + json.dumps(event, separators=(",", ":")))
-            file.write("\n]}\n")
-
-    return _write(Path(path), write)
+    with atomic_path(path, parents=True) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for i, event in enumerate(_events(recorder)):
+            file.write((",\n" if i else "") + json.dumps(event, separators=(",", ":")))
+        file.write("\n]}\n")
+    return Path(path)
 
 
 def _events(recorder: RunRecorder) -> Iterator[dict[str, Any]]:
@@ -94,14 +93,3 @@ def _events(recorder: RunRecorder) -> Iterator[dict[str, Any]]:
         yield {**at, "name": "requests", "args": {n: columns[f"num_{n}"][i] for n in ("running", "waiting")}}
         if kv["live"][i] is not None:
             yield {**at, "name": "KV bytes", "args": {n: kv[n][i] for n in kv}}
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path

@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
+from labkit.atomic_file import write_atomic
 from labkit.errors import LabError
 from labkit.teach.claims import claim_list
 from labkit.teach.pages import markdown_body, page
-from labkit.teach.report import claims_body, write_atomic, write_html
+from labkit.teach.report import claims_body, write_html
 from labkit.teach.runner import NotebookRun
 
 NAVIGATION = (
@@ -28,6 +29,7 @@ NAVIGATION = (
 
 def write_book(runs: Sequence[NotebookRun], site: Path, *, docs: Path) -> list[Path]:
     """Write the whole site and return its pages. Raises `LabError` when a link inside it leads nowhere."""
+    (site / "docs").mkdir(parents=True, exist_ok=True)
     written = [_doc_page(path, docs, site) for path in sorted(docs.rglob("*.md"))]
     links = [(text, target) for text, target in NAVIGATION if target in _targets(written, site)]
     for run in runs:
@@ -174,8 +176,7 @@ def _doc_page(path: Path, docs: Path, site: Path) -> Path:
             copied = target.parent / picture
             copied.parent.mkdir(parents=True, exist_ok=True)
             copied.write_bytes(source.read_bytes())
-    write_atomic(target, body)
-    return target
+    return write_atomic(target, body, parents=True)
 
 
 def _targets(written: Iterable[Path], site: Path) -> set[str]:

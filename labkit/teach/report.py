@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from labkit.atomic_file import write_atomic
 from labkit.teach.claims import CLAIM_MIME, RSS_MIME, Verdict, verdict_html
 from labkit.teach.pages import notebook_body, page
 from labkit.teach.runner import NotebookRun, _nbformat
@@ -17,21 +17,12 @@ from labkit.teach.runner import NotebookRun, _nbformat
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write to a temporary name, then rename: a reader never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
-
-
 def write_claims(verdicts: Sequence[Verdict], build: Path) -> None:
     """`claims.json` (all fields) and `claims.html` (the table) under `build`."""
     ordered = sorted(verdicts, key=lambda v: [int(part) for part in v.id.split(".")])
-    write_atomic(
-        build / "claims.json", json.dumps([asdict(v) for v in ordered], indent=1, ensure_ascii=False) + "\n"
-    )
-    write_atomic(build / "claims.html", page("Claims", claims_body(ordered)))
+    text = json.dumps([asdict(v) for v in ordered], indent=1, ensure_ascii=False) + "\n"
+    write_atomic(build / "claims.json", text, parents=True)
+    write_atomic(build / "claims.html", page("Claims", claims_body(ordered)), parents=True)
 
 
 def claims_body(verdicts: Sequence[Verdict], *, link: Callable[[Verdict], str] = lambda verdict: "") -> str:
@@ -69,7 +60,9 @@ if (location.hash.length > 1) { field.value = decodeURIComponent(location.hash.s
 def write_html(run: NotebookRun, target: Path, *, links: Sequence[tuple[str, str]] = ()) -> None:
     """The executed notebook as one HTML file that needs no kernel and no network; `links` is its navigation."""
     title = run.notebook.replace("_", " ")
-    write_atomic(target, page(title, notebook_body(readable(run.output)), links=links, here=target.name))
+    write_atomic(
+        target, page(title, notebook_body(readable(run.output)), links=links, here=target.name), parents=True
+    )
 
 
 def readable(path: Path) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import html
 import os
-import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +22,7 @@ import anywidget
 import traitlets
 from matplotlib.figure import Figure
 
+from labkit.atomic_file import write_atomic
 from labkit.errors import LabError
 from labkit.viz.figure import WIDTH, byte_unit, margins, new_figure, png_bytes
 from labkit.viz.memory_map import draw_layout_on, row_length
@@ -126,20 +126,11 @@ def page(body: str, title: str) -> str:
 
 
 def write_page(path: str | os.PathLike[str], body: str, *, title: str) -> Path:
-    """Write a page to `path`, first under a temporary name. Raises `LabError` where no file can be written."""
-    target, temporary = Path(path), ""
+    """Write a page to `path`, whole or not at all. Raises `LabError` where no file can be written."""
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, suffix=".part", delete=False
-        ) as out:
-            temporary = out.name
-            out.write(page(body, title))
-        os.replace(temporary, target)
+        return write_atomic(path, page(body, title))
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise LabError(f"{target}: cannot be written ({error.strerror}); give the path of a file") from None
-    return target
+        raise LabError(f"{path}: cannot be written ({error.strerror}); give the path of a file") from None
 
 
 def draw_runs(runs: Sequence[Run], time: float, *, title: str = "", figure: Figure | None = None) -> Figure:

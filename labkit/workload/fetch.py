@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
-import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+from labkit.atomic_file import atomic_path
 from labkit.errors import LabError
 from labkit.workload.traces import TRACES, TraceFile, trace_cache
 
@@ -39,24 +38,18 @@ def fetch(trace: TraceFile, folder: Path | None = None, *, url: str | None = Non
             f"trace {trace.name!r} is derived data without a public address; put {trace.file_name} into {target.parent}"
         )
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{trace.file_name}.")
+        with atomic_path(target, parents=True) as temporary:
+            with temporary.open("wb") as file:
+                digest, size = _download(address, trace, file)
+            if digest != trace.sha256:
+                raise LabError(
+                    f"{address}: the file has SHA-256 {digest[:16]}… and {size:,} bytes, expected {trace.sha256[:16]}… "
+                    f"and {trace.num_bytes:,} bytes; nothing was kept"
+                )
     except OSError as error:
         raise LabError(
             f"{target.parent}: cannot be written ({error.strerror}); give a folder with --to"
         ) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            digest, size = _download(address, trace, file)
-        if digest != trace.sha256:
-            raise LabError(
-                f"{address}: the file has SHA-256 {digest[:16]}… and {size:,} bytes, expected {trace.sha256[:16]}… and "
-                f"{trace.num_bytes:,} bytes; nothing was kept"
-            )
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
     return target
 
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from labkit.atomic_file import atomic_path
 from labkit.errors import InputError
 from labkit.json_text import parse_json
 from labkit.workload.base import RequestSpec
@@ -59,10 +59,9 @@ def load_own(path: str | Path, limit: int | None = None) -> list[RequestSpec]:
 def save_own(requests: Iterable[RequestSpec], path: str | Path) -> None:
     """Write JSON lines (`.jsonl`) or CSV, under a temporary name first. CSV cannot hold prefix hashes."""
     path = Path(path)
-    temporary = path.with_name(path.name + ".part")
     as_json = path.suffix in (".jsonl", ".ndjson")
     names = (*REQUIRED, *OPTIONAL)
-    with temporary.open("w", encoding="utf-8", newline="") as file:
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if not as_json:
             writer.writerow(names)
@@ -76,7 +75,6 @@ def save_own(requests: Iterable[RequestSpec], path: str | Path) -> None:
                 )
             else:
                 writer.writerow(["" if record[name] is None else record[name] for name in names])
-    os.replace(temporary, path)
 
 
 def _record(request: RequestSpec) -> dict[str, object]:

@@ -8,11 +8,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from labkit.atomic_file import write_atomic
 from labkit.errors import LabError
 from labkit.teach.book import broken_links, write_book
 from labkit.teach.claims import CLAIM_MIME, HELD, NOT_HELD, RSS_MIME, Verdict
 from labkit.teach.pages import markdown_body, page, slug
-from labkit.teach.report import WIDGET_MIME, claims_body, claims_table, readable, write_atomic, write_claims
+from labkit.teach.report import WIDGET_MIME, claims_body, claims_table, readable, write_claims
 from labkit.teach.runner import NotebookRun
 
 #: attributes by which a page would load something from elsewhere
@@ -101,7 +102,7 @@ def test_the_book_is_whole(runs, docs, tmp_path):
     assert "labkit/x.py" not in glossary  # a link to code is plain text in the book
     assert '<a href="../claims.html">Claims</a>' in glossary
     assert (site / "docs" / "p.png").is_file()
-    assert not list(site.rglob("*.tmp"))
+    assert not list(site.rglob("*.part"))
 
 
 def test_claims_can_be_searched_and_lead_to_their_place(runs, docs, tmp_path):
@@ -189,11 +190,3 @@ def test_a_page_is_complete_and_escapes_its_title():
     assert text.startswith("<!doctype html>")
     assert "<title>a &lt; b</title>" in text
     assert '<a href="../index.html">Book</a><b>Claims</b>' in text
-
-
-def test_half_a_file_is_never_seen(tmp_path):
-    target = tmp_path / "deep" / "x.html"
-    write_atomic(target, "one")
-    write_atomic(target, "two")
-    assert target.read_text() == "two"
-    assert [path.name for path in target.parent.iterdir()] == ["x.html"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.atomic_file import write_atomic
 from labkit.errors import LabError
 from labkit.experiments.incidents.kinds import (
     HEALTHY,
@@ -119,12 +119,14 @@ def make_incidents(
         name = f"{number:04d}"
         if name not in done:
             incident = make_incident(seed, number, row, out / name / "evidence")
-            _write_json(out / name / "made.part", dataclasses.asdict(incident) | {"row": row, "seed": seed})
+            done = dataclasses.asdict(incident) | {"row": row, "seed": seed}
+            write_atomic(out / name / "made.part", json.dumps(done, indent=1), parents=True)
             done[name] = incident
         found.append(done[name])
         if on_progress is not None:
             on_progress(1)
-    _write_json(out / "truth.json", {"seed": seed, "incidents": [dataclasses.asdict(i) for i in found]})
+    truth = {"seed": seed, "incidents": [dataclasses.asdict(i) for i in found]}
+    write_atomic(out / "truth.json", json.dumps(truth, indent=1), parents=True)
     for name in done:
         (out / name / "made.part").unlink(missing_ok=True)
     return found
@@ -219,10 +221,3 @@ def _already(out: Path, seed: int, rows: list[dict[str, str]]) -> dict[str, Inci
             if said.pop("row") == row and said.pop("seed") == seed:
                 done[path.parent.name] = Incident(**said)
     return done
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(part, path)
