@@ -89,6 +89,50 @@ def book(
     _judge(runs, quiet=False, where=out)
 
 
+@app.command()
+def seeds(
+    names: Names = None,
+    seeds: Annotated[str, typer.Option(help="Which ones: 1,2,5-8.")] = "1,2,3",
+    parameter: Parameter = None,
+    folder: Folder = Path("notebooks"),
+    out: Out = Path("build/seeds"),
+    timeout: Timeout = 300,
+    kernels: Kernels = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Execute notebooks under several seeds and print a table, claim by seed: the verdicts must not depend on luck.
+
+    A run that was stopped goes on where it was. Exit code 1 when a verdict is not the same under all seeds, or is one that
+    `run` would not accept.
+    """
+    from tqdm import tqdm
+
+    from labkit.teach.runner import find_notebooks
+    from labkit.teach.seeds import parse_seeds, run_seeds, seeds_json, seeds_table
+
+    chosen, numbers = find_notebooks(folder, names or []), parse_seeds(seeds)
+    hidden = as_json or not sys.stderr.isatty()
+    with tqdm(total=len(chosen) * len(numbers), unit="notebook", disable=hidden) as bar:
+
+        def done(notebook: str, seed: int) -> None:
+            bar.set_postfix_str(f"{notebook}, seed {seed}")
+            bar.update()
+
+        rows = run_seeds(
+            chosen,
+            numbers,
+            out,
+            parameters=_parameters(parameter or []),
+            timeout_s=timeout,
+            num_kernels=kernels,
+            on_done=done,
+        )
+    print(json.dumps(seeds_json(rows, numbers), indent=1) if as_json else seeds_table(rows, numbers))
+    if not all(row.good for row in rows):
+        print(f"labkit: see the executed notebooks under {out}/", file=sys.stderr)
+        raise SystemExit(1)
+
+
 def _execute(
     names: list[str],
     parameter: list[str],
@@ -106,7 +150,7 @@ def _execute(
     from labkit.teach.runner import find_notebooks, run_notebooks
 
     chosen = find_notebooks(folder, names)
-    parameters = {name: parse_value(value) for name, _, value in (text.partition("=") for text in parameter)}
+    parameters = _parameters(parameter)
     with tqdm(total=len(chosen), unit="notebook", disable=quiet or not sys.stderr.isatty()) as bar:
 
         def done(finished: NotebookRun) -> None:
@@ -141,6 +185,11 @@ def _judge(runs: list[NotebookRun], *, quiet: bool, where: Path) -> None:
     if not quiet:
         held = sum(v.held for v in verdicts)
         print(f"{len(runs)} notebooks, {held} of {len(verdicts)} claims held; results under {where}/")
+
+
+def _parameters(texts: list[str]) -> dict[str, Any]:
+    """What `-p` gave, by name."""
+    return {name: parse_value(value) for name, _, value in (text.partition("=") for text in texts)}
 
 
 def parse_value(text: str) -> Any:

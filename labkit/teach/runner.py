@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,7 @@ def run_notebooks(
     """
     notebooks = [path.resolve() for path in notebooks]
     for path in notebooks:
-        _check_parameters(path, parameters or {})
+        check_parameters(path, parameters or {})
     output_dir = output_dir.resolve()
     output_dir.mkdir(parents=True, exist_ok=True)
     for path in notebooks:
@@ -131,7 +131,8 @@ def _run_one(path: Path, output: Path, parameters: dict[str, Any], timeout_s: in
     return NotebookRun(path.stem, output, time.monotonic() - started, error, verdicts, peak)
 
 
-def _check_parameters(path: Path, parameters: dict[str, Any]) -> None:
+def check_parameters(path: Path, parameters: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a name that the notebook's cell of parameters does not assign."""
     declared = declared_parameters(path)
     for name in parameters:
         if name not in declared:
