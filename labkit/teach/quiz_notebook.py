@@ -32,8 +32,24 @@ def as_jupyterquiz(questions: Sequence[Question], lang: str = "en") -> list[dict
 
 def show_quiz(questions: Sequence[Question], lang: str = "en") -> None:
     """Show the questions under the cell, and list them as text for print and for readers without JavaScript."""
+    from IPython.display import HTML, Javascript, display
+    from IPython.utils.capture import capture_output
     from jupyterquiz import display_quiz
 
-    display_quiz(as_jupyterquiz(questions, lang), shuffle_answers=True, max_width=900)
+    with capture_output() as captured:
+        display_quiz(as_jupyterquiz(questions, lang), shuffle_answers=True, max_width=900)
+    for output in captured.outputs:
+        script = output.data.get("application/javascript")
+        display(HTML(output.data["text/html"]) if script is None else Javascript(without_mathjax(script)))  # type: ignore[no-untyped-call]
     for number, question in enumerate(questions, 1):
         print(f"{number}. {question.question[lang]}")
+
+
+def without_mathjax(script: str) -> str:
+    """The same script for a page without MathJax: no question has a formula.
+
+    Where JupyterLab has announced a MathJax that is not loaded, `show_questions` of jupyterquiz 2.9.6 puts bare settings in the
+    place of the page's `MathJax`, asks a server on the network for the library, and half a second later reads
+    `MathJax.version[0]` of the settings, which have no version: an error on every page that is used offline.
+    """
+    return f"{{ const MathJax = undefined;\n{script}\n}}"

@@ -47,7 +47,7 @@ def browser():
 
 
 @pytest.fixture
-def browser_page(browser, request):
+def browser_page(browser):
     """A fresh page 1280 x 900; the test fails if a script of the page threw."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     errors: list[str] = []
@@ -55,12 +55,7 @@ def browser_page(browser, request):
     yield page
     page.close()
     # JupyterLab itself throws these two when a page is used offline
-    forgiven = ["MathJax", "Canceled"]
-    if (
-        "14_interview" in request.node.name
-    ):  # seen only there, beside jupyterquiz's questions; its origin is not traced
-        forgiven.append("Cannot read properties of undefined (reading '0')")
-    errors = [error for error in errors if not any(text in error for text in forgiven)]
+    errors = [error for error in errors if not any(text in error for text in ("MathJax", "Canceled"))]
     assert not errors, errors
 
 
