@@ -35,22 +35,28 @@ def new_figure(width: float = WIDTH, height: float = 3.0, figure: Figure | None 
         FigureCanvasAgg(figure)
     else:
         figure.clear()
-        figure.labkit_map = figure.labkit_moving = None  # type: ignore[attr-defined]  # what `draw_layout` knew of it
+        figure.labkit_map = figure.labkit_moving = figure.labkit_curves = None  # type: ignore[attr-defined]  # nothing known of it
         figure.set_size_inches(width, height)
     return figure
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as PNG, compressed lightly: for a slider the encoder's time counts more than the size."""
-    buffer = io.BytesIO()
+    """The figure as PNG, compressed lightly: for a slider the encoder's time counts more than the size.
+
+    `savefig` would draw the same pixels, and encode a fourth channel that is opaque everywhere.
+    """
+    canvas: Any = figure.canvas
     if has_moving_parts(figure):
         figure.labkit_moving.draw()  # type: ignore[attr-defined]
-        pixels = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])  # type: ignore[attr-defined]
-        pixels.save(
-            buffer, format="png", compress_level=1, compress_type=RUN_LENGTHS, dpi=(figure.dpi, figure.dpi)
-        )
     else:
-        figure.savefig(buffer, format="png", pil_kwargs={"compress_level": 1})
+        if not isinstance(canvas, FigureCanvasAgg):
+            canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+    pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    buffer = io.BytesIO()
+    pixels.save(
+        buffer, format="png", compress_level=1, compress_type=RUN_LENGTHS, dpi=(figure.dpi, figure.dpi)
+    )
     return buffer.getvalue()
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -55,9 +57,23 @@ class Limit:
 
 @dataclass
 class _Row:
+    """One row of axes: all that has this unit."""
+
     unit: str
     series: list[Series] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
+
+    def scale(self) -> tuple[float, str]:
+        """`(what one step of the axis is, its name)`: bytes are drawn in the unit that fits the largest value."""
+        if self.unit != "bytes":
+            return 1.0, self.unit
+        peak = [float(np.max(one.values)) for one in self.series if len(one.values)]
+        return byte_unit(max(peak + [limit.value for limit in self.limits], default=1.0))
+
+    def shape(self) -> tuple:
+        """What must be the same for drawn axes to be used again with other values."""
+        curves = [(one.label, one.color, one.step, one.dashed, len(one.values) == 1) for one in self.series]
+        return self.scale(), tuple(curves), tuple(limit.label for limit in self.limits)
 
 
 def draw_timeline(
@@ -78,22 +94,31 @@ def draw_timeline(
 
     `stacked` fills the "bytes" curves on top of each other (they must share their times): the ledger over time. `log` names
     units drawn on a logarithmic scale, `logx` draws the horizontal axis so (for a curve over sizes). More than 60 events of
-    a kind are drawn as a rug of ticks; a single event of a kind is named by its text.
+    a kind are drawn as a rug of ticks; a single event of a kind is named by its text. Pass the returned `figure` again to
+    redraw it; whatever else was drawn on it since then is not looked after.
     """
     rows: dict[str, _Row] = {}
     for one in series:
         rows.setdefault(one.unit, _Row(one.unit)).series.append(one)
     for limit in limits:
         rows.setdefault(limit.unit, _Row(limit.unit)).limits.append(limit)
-    kinds = list(dict.fromkeys(event.kind for event in events))
-    figure = new_figure(width, 0.95 + max(1, len(rows)) * row_height + (0.24 if kinds else 0), figure)
-    margins(figure, left=0.85, right=1.9, top=0.36, bottom=0.55)
-    figure.subplots_adjust(hspace=0.12)
-    grid = figure.subplots(max(1, len(rows)), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, row in zip(grid, rows.values()):
-        _draw_row(axes, row, stacked and row.unit == "bytes", row.unit in log)
-    for axes in grid:
-        _draw_events(axes, events, named=axes is grid[0])
+    shape = (tuple(row.shape() for row in rows.values()), bool(events), xlabel, row_height, width)
+    known: _Curves | None = getattr(figure, "labkit_curves", None)
+    if figure is None or known is None or known.shape != shape or stacked or log or logx:
+        figure = new_figure(width, 0.95 + max(1, len(rows)) * row_height + (0.24 if events else 0), figure)
+        margins(figure, left=0.85, right=1.9, top=0.36, bottom=0.55)
+        figure.subplots_adjust(hspace=0.12)
+        grid = figure.subplots(max(1, len(rows)), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, row in zip(grid, rows.values()):
+            _draw_row(axes, row, stacked and row.unit == "bytes", row.unit in log)
+        known = None if stacked or log or logx else _Curves(shape, grid)
+        figure.labkit_curves = known  # type: ignore[attr-defined]
+    else:
+        grid = known.grid
+        known.move(list(rows.values()))
+    marks = [mark for axes in grid for mark in _draw_events(axes, events, named=axes is grid[0])]
+    if known is not None:
+        known.marks = marks
     grid[0].set_title(title, fontsize=10, loc="left")
     grid[-1].set_xlabel(xlabel, fontsize=9)
     if logx:
@@ -102,13 +127,32 @@ def draw_timeline(
     return figure
 
 
+@dataclass
+class _Curves:
+    """Axes that are on a figure, to be used again: making new ones takes longer than all else in a redraw."""
+
+    shape: tuple
+    grid: np.ndarray
+    marks: list[Artist] = field(default_factory=list)
+
+    def move(self, rows: Sequence[_Row]) -> None:
+        """Give the curves and limits their new values and take the old events away; the axes fit themselves again."""
+        for mark in self.marks:
+            mark.remove()
+        for axes, row in zip(self.grid, rows):
+            scale, _ = row.scale()
+            lines = axes.get_lines()
+            for line, one in zip(lines, row.series):
+                line.set_data(np.asarray(one.times), np.asarray(one.values, dtype=float) / scale)
+            for line, limit in zip(lines[len(row.series) :], row.limits):
+                line.set_ydata([limit.value / scale] * 2)
+            axes.relim()
+            axes.autoscale(True)
+            _from_zero(axes)
+
+
 def _draw_row(axes: Axes, row: _Row, stacked: bool, log: bool) -> None:
-    scale, name = 1.0, row.unit
-    if row.unit == "bytes":
-        peak = [float(np.max(one.values)) for one in row.series if len(one.values)] + [
-            limit.value for limit in row.limits
-        ]
-        scale, name = byte_unit(max(peak, default=1.0))
+    scale, name = row.scale()
     colors = [one.color or _color(one.label, index) for index, one in enumerate(row.series)]
     if stacked:
         values = [np.asarray(one.values, dtype=float) / scale for one in row.series]
@@ -130,45 +174,45 @@ def _draw_row(axes: Axes, row: _Row, stacked: bool, log: bool) -> None:
     if log:
         axes.set_yscale("log")
     else:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        _from_zero(axes)
     axes.grid(True, color="#E4E4E4", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8)
     axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.03), fontsize=8, frameon=False, handlelength=2.2)
 
 
-def _draw_events(axes: Axes, events: Sequence[Event], named: bool) -> None:
+def _from_zero(axes: Axes) -> None:
+    """The vertical axis starts at 0, or below where a curve goes below."""
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+
+
+def _draw_events(axes: Axes, events: Sequence[Event], named: bool) -> list[Artist]:
     """Vertical lines; the first row also carries a marker a kind above its frame, and their names."""
+    marks: list[Artist] = []
+    across = axes.get_xaxis_transform()
     for order, kind in enumerate(dict.fromkeys(event.kind for event in events)):
         color, marker = EVENTS.get(kind, EVENTS["other"])
         times = [event.time for event in events if event.kind == kind]
-        few = len(times) <= 60
-        for time in times if few else ():
-            axes.axvline(time, color=color, linewidth=0.8, alpha=0.7)
-        if not few:
-            axes.plot(
-                times,
-                [0.02] * len(times),
-                "|",
-                color=color,
-                transform=axes.get_xaxis_transform(),
-                markersize=6,
-            )
+        if len(times) <= 60:
+            # one artist for all of them: `axvline` would be one each
+            ends = [((time, 0), (time, 1)) for time in times]
+            lines = LineCollection(ends, colors=color, linewidths=0.8, alpha=0.7, transform=across)
+            marks.append(axes.add_collection(lines, autolim=False))
+            axes.update_datalim([(time, 0) for time in times], updatey=False)
+        else:
+            marks += axes.plot(times, [0.02] * len(times), "|", color=color, transform=across, markersize=6)
         if named:
             height = 0.95 - 0.09 * order
-            axes.plot(
+            marks += axes.plot(
                 times[:200], [height] * len(times[:200]), marker, color=color, markersize=4.5,
-                transform=axes.get_xaxis_transform(), clip_on=False,
+                transform=across, clip_on=False,
             )  # fmt: skip
-            axes.text(
-                1.0,
-                1.04,
-                "   ".join(_counts(events)),
-                transform=axes.transAxes,
-                fontsize=8,
-                ha="right",
-                color="#333333",
-            ) if order == 0 else None
+    if named and events:
+        text = "   ".join(_counts(events))
+        marks.append(
+            axes.text(1.0, 1.04, text, transform=axes.transAxes, fontsize=8, ha="right", color="#333333")
+        )
+    return marks
 
 
 def _counts(events: Sequence[Event]) -> list[str]:

@@ -65,6 +65,11 @@ def test_the_map_names_units_classes_and_shares():
     assert draw_layout(spans, figure=figure) is figure
 
 
+def pixels(figure):
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba()).copy()
+
+
 def test_a_figure_used_again_shows_exactly_what_a_fresh_one_shows():
     def layout(seed):
         rng = np.random.default_rng(seed)
@@ -72,10 +77,6 @@ def test_a_figure_used_again_shows_exactly_what_a_fresh_one_shows():
             Span(i * MIB, MIB, "free" if rng.random() < 0.4 else "allocated", MIB, "", "request")
             for i in range(64)
         ]
-
-    def pixels(figure):
-        figure.canvas.draw()
-        return np.asarray(figure.canvas.buffer_rgba()).copy()
 
     def decoded(figure):
         return np.asarray(Image.open(io.BytesIO(png_bytes(figure))).convert("RGB"))
@@ -162,6 +163,44 @@ def test_a_timeline_has_a_row_a_unit_and_counts_its_events():
     assert any("oom: 2" in text and "move: 1" in text for text in found)
     assert figure.axes[0].lines[0].get_ydata().max() == pytest.approx(12.0)
     assert set(EVENTS) >= {"oom", "move", "eviction", "preemption"}
+
+
+def test_a_redrawn_timeline_is_pixel_for_pixel_a_new_one():
+    """Axes are used again while the shape stays; other units, labels or a first event make new ones."""
+    rng = np.random.default_rng(0)
+    kinds = ["oom", "eviction", "move"]
+
+    def timeline(figure=None, *, seed, events=0, scale=2**30, extra=False):
+        draw = np.random.default_rng(seed)
+        times = np.sort(draw.random(40)) * draw.integers(1, 5000)
+        series = [
+            Series("live", times, draw.random(40) * 9 * scale),
+            Series("asked", times, draw.random(40) * scale, dashed=True),
+            Series("waiting", times, draw.integers(-3, 50, 40), "requests", step=False),
+        ]
+        return draw_timeline(
+            series + [Series("hits", times, draw.random(40), "%")] * extra,
+            events=[
+                Event(float(draw.random() * times[-1] * 1.2), str(draw.choice(kinds))) for _ in range(events)
+            ],
+            limits=[Limit(float(draw.random()) * 20 * scale, "capacity")],
+            title=f"number {seed}",
+            figure=figure,
+        )
+
+    figure, reused = None, 0
+    for seed in range(24):
+        what = {
+            "seed": seed,
+            "events": int(rng.choice([0, 1, 5, 300])),
+            "scale": int(rng.choice([2**30, 2**30, 2**20])),
+            "extra": bool(rng.random() < 0.1),
+        }
+        before = figure and figure.axes[0]
+        figure = timeline(figure, **what)
+        reused += figure.axes[0] is before
+        assert np.array_equal(pixels(figure), pixels(timeline(**what))), what
+    assert 3 <= reused < 23, reused
 
 
 def test_short_maps_keep_their_label_and_both_axes_have_one_unit():
