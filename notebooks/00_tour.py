@@ -110,6 +110,7 @@ draw_timeline(
 draw_layout(
     aged.layout,
     capacity=CAPACITY,
+    rows=3,
     title=f"{format_bytes(aged.free)} free, largest span {format_bytes(aged.largest_free)}: "
     f"a request of {format_bytes(aged.asked)} is refused",
 )
@@ -117,12 +118,14 @@ draw_layout(
 # %% [markdown]
 # ### Restart
 #
-# The same live conversations, placed again from the start of the memory. Not one byte less is in use, and the document fits.
+# The same live conversations, placed again from the start of the memory. Not one byte less is in use, and the document
+# (dark) fits.
 
 # %%
 draw_layout(
     tour.restarted.layout,
     capacity=CAPACITY,
+    rows=3,
     title=f"after a restart: {format_bytes(tour.restarted.free)} free before the request, in one span of "
     f"{format_bytes(tour.restarted.largest_free)}: {'served' if tour.restarted.served else 'refused'}",
 )
@@ -131,13 +134,13 @@ draw_layout(
 # ### Blocks
 #
 # The same load with KV in blocks of 16 tokens that may lie anywhere; a table says which block comes next. Nothing was
-# restarted, and the document lies in many places at once.
+# restarted, and the document (dark) lies in many places at once.
 
 # %%
 draw_layout(
     tour.on_blocks.layout,
     capacity=CAPACITY,
-    title=f"in blocks: {format_bytes(tour.on_blocks.free)} free, the same request is "
+    title=f"in blocks: {format_bytes(tour.on_blocks.free)} free before the request, which is "
     f"{'served' if tour.on_blocks.served else 'refused'}",
 )
 

@@ -40,6 +40,7 @@ from labkit.viz.whatif import whatif_panel
 from labkit.workload.traces import load_or_synthetic
 
 lab = setup(scale, device, seed)
+pd.set_option("display.max_colwidth", None)
 
 
 def plan(model, gpu, **options):
@@ -52,7 +53,19 @@ def plan(model, gpu, **options):
 # Weights; activations and intermediate buffers; workspace of attention and GEMM; communication buffers; KV cache; runtime
 # metadata and indices; and what the allocator and the driver keep for themselves. The plan below follows vLLM's own
 # arithmetic. Each line has a formula and says how sure it is. *Rank* is one GPU of a server; *unused* is what the plan leaves
-# free on purpose, because vLLM takes only a share of the card (`gpu_memory_utilization`, 0.9 here).
+# free on purpose, because vLLM takes only a share of the card (`gpu_memory_utilization`, 0.9 here). *Hidden* lines are those
+# that estimates leave out.
+#
+# Before you look at it:
+
+# %%
+guess = predict(
+    "The lines nobody writes down, together, for Llama-3.1-8B on an A100-80GB?",
+    low=0.0,
+    high=10.0,
+    unit="GiB",
+)
+guess
 
 # %%
 llama = plan("Llama-3.1-8B", "A100-80GB", max_model_len=16_384)
@@ -96,17 +109,9 @@ claim(
 #
 # ## 2.2 The underestimated lines
 #
-# Hatched in the picture: what estimates leave out. CUDA graphs, block tables, rotary tables, driver context, the rounding
-# of the allocator, temporaries of a new shape. How much is that, against the two lines that everybody has?
-
-# %%
-guess = predict(
-    "The lines nobody writes down, together, for Llama-3.1-8B on an A100-80GB?",
-    low=0.0,
-    high=10.0,
-    unit="GiB",
-)
-guess
+# Hatched in the picture: what estimates leave out. CUDA graphs (recorded launches of a whole decode step, one for each batch
+# size, with their buffers), block tables (where each request's KV blocks lie), rotary tables (sines and cosines of all
+# positions), driver context, the rounding of the allocator, temporaries of a new shape. How much is that?
 
 # %%
 guess.compare(ledger.hidden_bytes / GIB)
@@ -180,9 +185,9 @@ table.round(1)
 
 # %%
 draw_bars(
-    {row[0]: {"on paper": row[2], "printed by the engine": row[3]} for row in rows},
+    {row[0]: {"on paper": row[2], "by the engine's arithmetic": row[3]} for row in rows},
     ylabel="requests of full length at once",
-    title="maximum concurrency",
+    title="maximum concurrency: paper against what the engine would print",
 )
 
 
@@ -206,7 +211,8 @@ claim(
 # ## 2.4 What stands still and what moves
 #
 # Weights are put down once. KV and temporaries come and go, and only things that come and go leave holes. The objects of
-# one engine under the chat trace, placed by first fit: with everything, and with the static ones only.
+# one engine under the chat trace, placed by first fit: those that come and go, and those that stay (weights of adapters,
+# loaded on the way and kept to the end). *Contiguity loss* is the share of the free bytes outside the largest free span.
 
 # %%
 requests, origin = load_or_synthetic("azure-conv", lab.pick(ci=600, lab=4000), lab.rng(1))
@@ -215,8 +221,8 @@ objects = engine_objects(requests, lab.rng(2), bytes_per_token=get_model("Llama-
 moving = run_pools([item for item in objects if item.lifetime != "weights"], [])
 static = run_pools([item for item in objects if item.lifetime == "weights"], [])
 draw_bars(
-    {"KV and temporaries": {"loss": moving.mean_loss}, "adapters (weights) only": {"loss": static.mean_loss}},
-    ylabel="contiguity loss, mean over time",
+    {"KV and temporaries": {"loss": moving.mean_loss}, "weights of adapters": {"loss": static.mean_loss}},
+    ylabel="contiguity loss (0 to 1), mean over time",
     title="what breaks free memory up",
 )
 
@@ -234,11 +240,11 @@ claim(
 
 # %% [markdown]
 # **Explain.** Three things make the sheet of paper wrong. The engine does not get the whole card (utilisation, context,
-# communication). A forward pass and its graphs need room while the KV cache is not in use at all. And the allocator rounds,
-# caches and holds. Each of these is small; together they are requests.
+# communication). Room for the largest forward pass and its graphs is set aside for good, however few requests run. And the
+# allocator rounds, caches and holds. Each of these is small; together they cost the requests by which the two bars differ.
 #
 # **Try it**: another model, another card, another format. The bar is one rank; the title says what the engine would print,
-# and what the sheet of paper would.
+# and what the sheet of paper ("weights + KV alone") would.
 
 # %%
 whatif_panel()

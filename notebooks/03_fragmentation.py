@@ -17,8 +17,8 @@
 # **The question.** Twenty rooms of a hotel are free and a party of eight is turned away. Nothing is broken: where did the
 # twenty rooms go?
 #
-# You will fill a hotel, ask one allocation four questions, and then let an hour of real chat traffic run over one memory
-# and count what fragmentation costs.
+# You will fill a hotel, ask one allocation four questions, and then let real chat traffic run over one memory and count what
+# fragmentation costs.
 
 # %% tags=["parameters"]
 scale = "ci"
@@ -38,6 +38,7 @@ from labkit.models import get_model
 from labkit.teach import claim, finish, predict, setup
 from labkit.units import MIB, format_bytes
 from labkit.viz import Choice, Series, Slider, SliderPanel, draw_layout, draw_timeline
+from labkit.viz.charts import number
 from labkit.workload.traces import load_or_synthetic
 
 lab = setup(scale, device, seed)
@@ -46,8 +47,8 @@ num_requests = lab.pick(ci=4000, lab=19366)
 # %% [markdown]
 # ## 3.1 The hotel
 #
-# A hundred rooms, all taken by single guests. Twenty of them leave, each when it suits him. Then a party of eight arrives
-# that wants adjoining rooms, and nobody who sleeps can be asked to move.
+# A hundred rooms, all taken by single guests. Twenty guests leave, from rooms all over the house. Then a party of eight
+# arrives that wants adjoining rooms, and nobody who sleeps can be asked to move.
 #
 # An allocator is this hotel: a *span* is a run of rooms, and a tensor is a party that cannot be split.
 
@@ -69,8 +70,8 @@ draw_layout(
 )
 
 # %% [markdown]
-# **Look.** The total is what it was an hour ago when twenty adjoining rooms were free. The usable part is not. The same
-# party on a night when the free rooms adjoin is the control:
+# **Look.** Twenty rooms are free and eight are wanted: what counts is not how many, but where. The same party on a night when
+# the twenty free rooms adjoin is the control:
 
 # %%
 other_night = adjoining_evening()
@@ -157,7 +158,7 @@ draw_timeline(
         Series("free in total", run.times_s, run.free),
         Series("largest free span", run.times_s, run.largest_free),
     ],
-    title="first fit, peak demand plus 10 %: the gap between the curves is out of reach of any one request",
+    title="first fit, peak demand plus 10 %: no request can be longer than the lower curve",
 )
 
 # %% [markdown]
@@ -206,9 +207,15 @@ def contiguous(name):
 
 contiguous_harms = harms_of(contiguous("first-fit"), holdings)
 block_harms = harms_of(block_memory(16 * bytes_per_token), holdings)
+HARMS = {
+    "failed_admissions": "failed admissions (attempts)",
+    "idle_while_waiting": "free while somebody waits (share of memory)",
+    "reclaim_ratio": "evicted for a byte asked (bytes)",
+    "ageing": "contiguity loss that a restart heals (0 to 1)",
+}
 pd.DataFrame(
     {"contiguous (first fit)": vars(contiguous_harms), "blocks of 16 tokens (control)": vars(block_harms)}
-).round(3)
+).rename(index=HARMS).map(number)
 
 # %%
 claim(
@@ -282,7 +289,7 @@ SliderPanel(
 # 2. Totals, utilisation and averages do not see this; the largest free span does.
 # 3. An allocation asks about span, class, neighbours and movement, and each "no" costs bytes.
 # 4. Fragmentation refuses, idles, evicts and ages.
-# 5. The same load in equal blocks shows none of it.
+# 5. In equal blocks the same load fails no admission and ages no pool; it idles and evicts far less.
 #
 # **What would change my mind:** a contiguous allocator that serves this trace at the peak demand plus 10 % without a
 # refusal and without moving anything. Put it into the panel above.

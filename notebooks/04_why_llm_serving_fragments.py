@@ -44,7 +44,7 @@ from labkit.experiments.five_causes import (
 )
 from labkit.models import get_model
 from labkit.teach import claim, finish, predict, setup
-from labkit.viz import Series, SliderPanel, Toggle, draw_timeline
+from labkit.viz import Event, Series, SliderPanel, Toggle, draw_timeline
 from labkit.viz.charts import draw_bars
 from labkit.workload.traces import load_or_synthetic
 
@@ -83,7 +83,7 @@ guess.compare(max(alone, key=lambda name: alone[name].mean_loss))
 draw_bars(
     {"none": {"loss": ordinary.mean_loss}}
     | {name: {"loss": found.mean_loss} for name, found in alone.items()},
-    ylabel="contiguity loss, mean over time",
+    ylabel="contiguity loss (0 to 1), mean over time",
     title="one cause at a time, the same allocator (first fit), memory 10 % above the peak demand",
 )
 
@@ -137,7 +137,7 @@ claim(
 # ## 4.4 The prefix that outlives its request
 #
 # One cause did nothing alone: in fixed batches a shared prefix begins and ends with its batch. What sharing changes is
-# *when* memory is freed. Three requests in four use one of eight system prompts; each prompt is freed when the last request
+# *when* memory is freed. Three requests in four use one of eight system prompts, kept once; each prompt is freed when the last request
 # that uses it ends. How long does it stay, compared with the request that brought it?
 
 # %%
@@ -202,7 +202,8 @@ draw_timeline(
         Series("free in total", whole.run.times_s, whole.run.free),
         Series("largest free span", whole.run.times_s, whole.run.largest_free),
     ],
-    title=f"all five on: {whole.num_failures} placements refused although enough bytes were free",
+    events=[Event(requests[-1].arrival_s, "other", "last arrival")],
+    title=f"all five on: {whole.num_failures} refused although enough bytes were free",
 )
 
 # %%
@@ -217,7 +218,8 @@ claim(
 # %% [markdown]
 # **Explain.** Each cause leaves holes, and none of them alone needs more memory: batches empty everything before the next
 # begins, and where all lengths are equal every hole fits whoever comes. The jump comes when births and deaths interleave
-# *and* lengths differ: then a hole is as long as whoever left it, and whoever comes needs another length. Growth multiplies the number of births; long sessions decide where the walls stand.
+# *and* lengths differ: then a hole is as long as whoever left it, and whoever comes needs another length. Growth multiplies the
+# number of births; long sessions decide where the walls stand.
 # Fragmentation is not a property of an allocator. It is what an allocator makes of a distribution of lifetimes.
 #
 # **Try it**: any combination.

@@ -32,6 +32,7 @@ from labkit.experiments.contiguous_kv import (
     with_fixed_lengths,
 )
 from labkit.experiments.serve import serve
+from labkit.memory import measure
 from labkit.models import get_model
 from labkit.teach import claim, finish, predict, setup
 from labkit.units import format_bytes
@@ -93,7 +94,7 @@ claim(
 # ## 5.1 Reserve for the longest
 #
 # On arrival nobody knows whether 50 or 2,000 tokens will come. The safe answer is to reserve the model's maximum (the cache
-# `reserve-max`). The control is a load on which everybody really becomes that long.
+# called `reserve-max`). A *slot* is the place of one token. The control is a load on which everybody really becomes that long.
 
 # %%
 guess = predict(
@@ -173,15 +174,24 @@ print(
     f"{len(requests):,} requests: {format_bytes(moved)} copied to keep {format_bytes(sum(lengths) * bytes_per_token)} of KV, "
     f"{grown.totals.num_preempted:,} preemptions because no run was long enough"
 )
-halfway = serve(
+frame = grown.recorder.series_frame()
+worst = frame.loc[frame["num_waiting"].idxmax()]
+fullest = serve(
     "grow",
     requests,
     capacity_tokens=CAPACITY // 2,
     bytes_per_token=bytes_per_token,
     max_model_len=MAX_MODEL_LEN,
-    max_steps=grown.totals.num_steps // 2,
+    max_steps=int(worst["step"]),
 )
-draw_layout(halfway.kv.layout(), title="grow: the pool half way through the run")
+layout = fullest.kv.layout()
+gaps = measure(layout)
+draw_layout(
+    layout,
+    rows=3,
+    title=f"grow, when the queue is longest: {worst['num_waiting']:.0f} wait, {format_bytes(gaps.free_bytes)} are free, "
+    f"the longest run is {format_bytes(gaps.largest_free_bytes)}",
+)
 
 # %%
 claim(
