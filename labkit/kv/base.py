@@ -179,6 +179,18 @@ class KVCacheManager(ABC):
         """Tokens that an `admit` now would find cached (at most all but the last). Changes nothing."""
         return 0
 
+    def most_blocks(self, num_tokens: int, max_tokens: int) -> int:
+        """Blocks that a request of `num_tokens` now can hold at once, at worst, while it grows to `max_tokens`. `admit`
+        refuses one that could outgrow the whole cache."""
+        return -(-max(num_tokens, max_tokens) // self.block_size)
+
+    def num_idle_hits(
+        self, token_ids: Sequence[int] | None = None, block_keys: Sequence[Hashable] | None = None
+    ) -> int:
+        """Blocks of a `lookup` that nobody holds. They count as evictable, and yet an `admit` that hits them cannot have
+        them evicted for its other blocks. Changes nothing."""
+        return 0
+
     @abstractmethod
     def room(self, request_id: str) -> int:
         """Tokens that `append` places without asking the pool: no new block, no move, no failure. A scheduler may let

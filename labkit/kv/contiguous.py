@@ -69,7 +69,7 @@ class ContiguousKVCache(KVCacheManager):
         positive(num_tokens, "num_tokens")
         asked = self.reservation(num_tokens, max_tokens, final_tokens)
         free = self.num_free_blocks
-        ever = max(asked, self._most_tokens(num_tokens, max_tokens))
+        ever = max(asked, self.most_blocks(num_tokens, max_tokens))
         if ever > self.capacity_tokens:
             reason = (
                 f"request {request_id} can need {ever} slots and the cache has {self.capacity_tokens} in all"
@@ -123,10 +123,6 @@ class ContiguousKVCache(KVCacheManager):
         del self._runs[request_id]
 
     # --- what a growing variant changes ------------------------------------------------------------------------------
-
-    def _most_tokens(self, num_tokens: int, max_tokens: int) -> int:
-        """Slots that the request can hold at once, at worst."""
-        return max(num_tokens, max_tokens)
 
     def _place(self, request_id: str, num_slots: int) -> tuple[Allocation, Sequence[Move]]:
         """A new run; raises `OutOfMemory`."""

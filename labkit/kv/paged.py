@@ -60,6 +60,11 @@ class PagedKVCache(KVCacheManager):
         found = self._find(token_ids, block_keys)
         return len(found.blocks) * self.block_size + found.num_inside
 
+    def num_idle_hits(
+        self, token_ids: Sequence[int] | None = None, block_keys: Sequence[Hashable] | None = None
+    ) -> int:
+        return self._num_idle(self._find(token_ids, block_keys).blocks)
+
     def admit(
         self,
         request_id: str,
@@ -76,7 +81,7 @@ class PagedKVCache(KVCacheManager):
             raise LabError(f"request {request_id!r} is already in the KV cache")
         positive(num_tokens, "num_tokens")
         pool, total = self.pool, self.pool.num_blocks
-        num_ever = self._most_blocks(num_tokens, max_tokens)
+        num_ever = self.most_blocks(num_tokens, max_tokens)
         if num_ever > total:
             return Admission(
                 False,
@@ -91,8 +96,7 @@ class PagedKVCache(KVCacheManager):
         num_needed = max(0, -(-num_tokens // self.block_size) - len(hits))
         num_free = pool.num_free + pool.num_evictable
         if hits:
-            refs = pool.refs
-            num_free -= sum(1 for block in hits if not refs[block])
+            num_free -= self._num_idle(hits)
         if num_needed > num_free:
             reason = f"request {request_id} needs {num_needed} blocks and {num_free} are free or evictable"
             return Admission(False, reason, num_needed, num_free, num_hit_tokens)
@@ -199,6 +203,12 @@ class PagedKVCache(KVCacheManager):
         room = len(table.blocks) * self.block_size - table.num_tokens
         return room if self.pool.refs[table.blocks[-1]] == 1 else 0
 
+    def most_blocks(self, num_tokens: int, max_tokens: int) -> int:
+        size = self.block_size
+        if self.window is not None:  # the window, a partly dead first block and the one being written
+            max_tokens = min(max_tokens, self.window + 2 * size)
+        return super().most_blocks(num_tokens, max_tokens)
+
     @property
     def num_free_blocks(self) -> int:
         return self.pool.num_free
@@ -293,15 +303,12 @@ class PagedKVCache(KVCacheManager):
         except KeyError:
             raise LabError(f"request {request_id!r} is not in the KV cache") from None
 
-    def _most_blocks(self, num_tokens: int, max_tokens: int) -> int:
-        """Blocks that the request can hold at once, at worst."""
-        size = self.block_size
-        if self.window is not None:  # the window, a partly dead first block and the one being written
-            max_tokens = min(max_tokens, self.window + 2 * size)
-        return -(-max(num_tokens, max_tokens) // size)
-
     def _find(self, token_ids: Sequence[int] | None, block_keys: Sequence[Hashable] | None) -> Found:
         return Found() if self._publisher is None else self._publisher.find(token_ids, block_keys)
+
+    def _num_idle(self, blocks: Sequence[int]) -> int:
+        refs = self.pool.refs
+        return sum(1 for block in blocks if not refs[block])
 
     def _recycle(self, table: BlockTable) -> None:
         """Give back blocks that lie wholly before the window of the next query: the query at position p sees

@@ -26,7 +26,7 @@ class ReserveMaxKVCache(ContiguousKVCache):
             )
         return self.max_model_len
 
-    def _most_tokens(self, num_tokens: int, max_tokens: int) -> int:
+    def most_blocks(self, num_tokens: int, max_tokens: int) -> int:
         return self.reservation(num_tokens, max_tokens, None)
 
 
@@ -38,7 +38,7 @@ class ReserveOracleKVCache(ContiguousKVCache):
     def reservation(self, num_tokens: int, max_tokens: int, final_tokens: int | None) -> int:
         return max(num_tokens, self._final(final_tokens))
 
-    def _most_tokens(self, num_tokens: int, max_tokens: int) -> int:
+    def most_blocks(self, num_tokens: int, max_tokens: int) -> int:
         return num_tokens
 
     def _final(self, final_tokens: int | None) -> int:

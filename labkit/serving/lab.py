@@ -15,6 +15,8 @@ full, so a step costs what is decided in it, not what runs in it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from labkit.errors import LabError
 from labkit.kv.base import KVCacheManager
 from labkit.serving.admission import Admission, BlockAdmission
@@ -166,12 +168,8 @@ class LabScheduler(RunningSet, Scheduler):
 
     def _join(self, plan: StepPlan, request: Request) -> bool:
         """Place it and schedule its first chunk. False when its memory, or its share of the step, is not there."""
-        swapped = request.status == "swapped"
-        known = {} if swapped else self.space.known(request)
-        hit = self.space.lookup(known)
-        chunk = 1 if swapped else self.batching.chunk(request, request.num_known_tokens - hit)
-        first = (request.num_computed_tokens if swapped else hit) + chunk
-        if chunk == 0 or self.admission.refusal(
+        known, hit, first = self.first_chunk(request)
+        if first == hit or self.admission.refusal(
             request, first - hit, hit, self.space, len(self.running), self.num_tokens_after_step
         ):
             return False
@@ -195,7 +193,7 @@ class LabScheduler(RunningSet, Scheduler):
         ]
         if admission.moves:
             plan.moves = [*plan.moves, *admission.moves]
-        if swapped:  # it decodes at once, where decodes and admissions share a step
+        if request.status == "swapped":  # it decodes at once, where decodes and admissions share a step
             plan.swapped_bytes += request.num_computed_tokens * self.kv.bytes_per_token
             self.start_decode(request)
             self.batching.take(request, 1)
@@ -204,6 +202,15 @@ class LabScheduler(RunningSet, Scheduler):
             self.start_prefill(request, admission.num_hit_tokens)
             self._schedule_chunk(request, first - admission.num_hit_tokens)
         return True
+
+    def first_chunk(self, request: Request) -> tuple[dict[str, Any], int, int]:
+        """What it would join with now: its content as a cache knows it, how many tokens of it are cached, and where the
+        tokens end that its first step places (the number cached when the step has no token left for it)."""
+        if request.status == "swapped":
+            return {}, 0, request.num_computed_tokens + 1
+        known = self.space.known(request)
+        hit = self.space.lookup(known)
+        return known, hit, hit + self.batching.chunk(request, request.num_known_tokens - hit)
 
     def _schedule_chunk(self, request: Request, num_tokens: int) -> None:
         self.chunks[request] = num_tokens

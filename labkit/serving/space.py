@@ -28,11 +28,15 @@ class Space:
 
     def blocks_asked(self, request: Request, num_hit_tokens: int) -> int:
         """Blocks that an admission takes from the pool for all that is known: a contiguous cache reserves a whole run."""
+        return self.blocks_placed(request, num_hit_tokens, request.num_known_tokens, request.max_tokens)
+
+    def blocks_placed(self, request: Request, num_hit_tokens: int, num_tokens: int, max_tokens: int) -> int:
+        """The same for an `admit` of the first `num_tokens` of at most `max_tokens`."""
         reservation = getattr(self.kv, "reservation", None)
         if reservation is not None:
             final = request.num_prompt_tokens + request.target_output_tokens
-            return int(reservation(request.num_known_tokens, request.max_tokens, final))
-        return self.blocks_for(request.num_known_tokens) - self.blocks_for(num_hit_tokens)
+            return int(reservation(num_tokens, max_tokens, final))
+        return self.blocks_for(num_tokens) - self.blocks_for(num_hit_tokens)
 
     @property
     def num_free_blocks(self) -> int:
@@ -42,6 +46,10 @@ class Space:
     def lookup(self, known: dict[str, Any]) -> int:
         """Tokens of `known` content that are cached now. Changes nothing and counts nothing."""
         return self.kv.lookup(**known) if known else 0
+
+    def num_idle_hits(self, known: dict[str, Any]) -> int:
+        """Blocks of a `lookup` that nobody holds: evictable, but not for the request that hits them."""
+        return self.kv.num_idle_hits(**known) if known else 0
 
     def known(self, request: Request) -> dict[str, Any]:
         """Its content as `admit` and `lookup` take it: token ids, or one key a full block where a trace has only

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.serving.base import WaitingReason
 from labkit.serving.request import Request
@@ -20,8 +20,12 @@ _SENTENCES = {
     "token_budget": "the token budget of the step is spent",
     "head_of_line": "the head of the queue is blocked, and nobody overtakes",
     "contiguous_room": "enough is free in total, and no single span is long enough",
+    "capacity": "it may grow beyond the whole cache",
     "none": "nothing: it joins in the next step",
 }
+
+#: limits that go away when somebody gives memory back
+_MEMORY = ("blocks", "bytes", "contiguous_room")
 
 
 def limit_of(scheduler: LabScheduler, request: Request) -> str | None:
@@ -38,16 +42,16 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
     """Reads the state between two steps and changes nothing."""
     space, admission = scheduler.space, scheduler.admission
     scheduler.batching.start(scheduler)
-    hit = 0 if request.status == "swapped" else space.lookup(space.known(request))
-    known = request.num_known_tokens
+    known, hit, first = scheduler.first_chunk(request)
     needed = space.blocks_asked(request, hit)
     fits_ever = space.blocks_for(request.max_tokens) <= space.num_blocks
     limit = limit_of(scheduler, request)
     numbers = f"needs {needed} blocks, {space.num_free_blocks} of {space.num_blocks} are free"
+    if limit is None and first == hit:
+        limit = "token_budget"
     if limit is None:
-        chunk = max(1, scheduler.batching.chunk(request, known - hit))
         refusal = admission.refusal(
-            request, chunk, hit, space, len(scheduler.running), scheduler.num_tokens_after_step
+            request, first - hit, hit, space, len(scheduler.running), scheduler.num_tokens_after_step
         )
         if refusal is not None:
             limit = refusal.limit
@@ -57,14 +61,15 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
                 numbers += f", {space.num_free_blocks - refusal.free:,.0f} of them kept as headroom"
         elif next(iter(scheduler.waiting)) is not request and scheduler.order.blocked == "stop":
             limit = "head_of_line"
-        elif needed > space.num_free_blocks:
-            limit = "blocks"
         else:
-            stats = space.kv.stats()
-            fits = stats.largest_free_bytes + stats.cached_bytes >= needed * space.block_bytes
-            limit = "none" if fits else "contiguous_room"
+            limit, more = _room(scheduler, request, known, hit, first)
+            numbers += more
     if not fits_ever:
         numbers += "; no state of this cache holds it to its end"
+    elif limit in _MEMORY and not scheduler.running and (pinned := space.num_blocks - space.num_free_blocks):
+        numbers += (
+            f"; nobody runs here, so whoever holds the other {pinned} is none of this scheduler's requests"
+        )
     why = _SENTENCES.get(limit, f"{limit.replace('_', ' ')} are short")
     return WaitingReason(
         request_id=request.request_id,
@@ -74,4 +79,25 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
         limit=limit,
         can_ever_fit=fits_ever,
         sentence=f"{request.request_id} waits: {why} ({numbers})",
+    )
+
+
+def _room(
+    scheduler: LabScheduler, request: Request, known: dict[str, Any], hit: int, first: int
+) -> tuple[str, str]:
+    """What the cache would answer to an `admit` of the first tokens: its limit, and what to add to the numbers."""
+    space, limited = scheduler.space, scheduler.admission.can_ever_fit
+    asked = space.blocks_placed(request, hit, first, request.max_tokens if limited else first)
+    num_idle_hits = space.num_idle_hits(known)
+    if asked > space.num_free_blocks - num_idle_hits:
+        own = f", {num_idle_hits} of them its own cached prefix" if num_idle_hits else ""
+        return "blocks", own
+    if limited and space.kv.most_blocks(first, request.max_tokens) > space.num_blocks:
+        return "capacity", ""
+    stats = space.kv.stats()
+    if stats.largest_free_bytes + stats.cached_bytes < asked * space.block_bytes:
+        return "contiguous_room", ""
+    return (
+        "none",
+        f"; its first {first - hit} tokens take {asked}" if first < request.num_known_tokens else "",
     )

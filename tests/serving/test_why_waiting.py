@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from labkit.errors import LabError
@@ -115,6 +116,126 @@ def test_cached_blocks_are_evictable():
     reason = scheduler.why_waiting("c")
     assert reason.num_evictable_blocks > 0
     assert reason.num_free_blocks + reason.num_evictable_blocks < reason.num_needed_blocks
+
+
+def holds_from_outside(num_tokens: int):
+    """Ten blocks: four hold a prefix that nobody uses, the rest is left to what is held from outside the scheduler."""
+    kv = make_kv_cache("paged", capacity_tokens=160, bytes_per_token=1, prefix="hash")
+    scheduler = make_scheduler("lab", kv)
+    shared = list(range(64))
+    simulate(
+        scheduler,
+        LinearStepCost(),
+        [RequestSpec("a", 0.0, 65, 1, 1, prompt_token_ids=[*shared, 0])],
+        clock="step",
+    )
+    kv.admit("a session elsewhere", num_tokens, max_tokens=num_tokens)
+    scheduler.add(RequestSpec("b", 0.0, 110, 2, 2, prompt_token_ids=[*shared, *range(200, 246)]))
+    return scheduler
+
+
+def test_its_own_cached_prefix_makes_no_room_for_it():
+    """Three blocks are needed beside the four that are hit, and the four cannot be evicted for them."""
+    scheduler = holds_from_outside(64)
+    reason = scheduler.why_waiting("b")
+    assert (reason.limit, reason.num_needed_blocks) == ("blocks", 3)
+    assert "needs 3 blocks, 6 of 10 are free, 4 of them its own cached prefix" in reason.sentence
+    assert (
+        "nobody runs here, so whoever holds the other 4 is none of this scheduler's requests"
+        in reason.sentence
+    )
+    assert not scheduler.schedule().admitted
+    with pytest.raises(NoProgress, match="blocks are short"):
+        simulate(scheduler, LinearStepCost(), [], guard=ProgressGuard(max_steps=20))
+
+
+def test_control_one_block_less_is_held_and_it_joins():
+    scheduler = holds_from_outside(48)
+    assert scheduler.why_waiting("b").limit == "none"
+    assert [row.request_id for row in scheduler.schedule().admitted] == ["b"]
+
+
+def test_the_first_chunk_is_what_joins():
+    kv = make_kv_cache("paged", capacity_tokens=160, bytes_per_token=1)
+    kv.admit("a session elsewhere", 80, max_tokens=80)
+    scheduler = make_scheduler("lab", kv, gate="chunk", max_num_batched_tokens=32)
+    scheduler.add(spec("b", 100))
+    assert "its first 32 tokens take 2" in scheduler.why_waiting("b").sentence
+    assert scheduler.why_waiting("b").limit == "none"
+    assert scheduler.schedule().admitted
+
+
+def test_what_the_cache_itself_refuses_is_said():
+    """Counting requests does not look at memory; the cache does."""
+    scheduler = make_scheduler("lab", paged(10), admission="requests")
+    scheduler.add(spec("b", 100, 200))
+    reason = scheduler.why_waiting("b")
+    assert (reason.limit, reason.can_ever_fit) == ("capacity", False)
+    assert "it may grow beyond the whole cache" in reason.sentence
+    assert not scheduler.schedule().admitted
+
+
+CACHES = {
+    "paged": {},
+    "paged, hash": {"prefix": "hash"},
+    "paged, radix": {"prefix": "radix"},
+    "paged, window": {"window": 24},
+    "reserve-oracle": {},
+    "reserve-pow2": {},
+    "grow": {},
+    "grow-compact": {},
+}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_the_head_joins_an_idle_scheduler_exactly_when_nothing_is_named(cache):
+    """Random settings and loads, with blocks that somebody else holds in half of them."""
+    num_asked = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        num_blocks = int(rng.integers(6, 24))
+        capacity = num_blocks * 16
+        kv = make_kv_cache(cache.split(",")[0], capacity_tokens=capacity, bytes_per_token=1, **CACHES[cache])
+        scheduler = make_scheduler(
+            "lab",
+            kv,
+            admission=str(rng.choice(["blocks", "tokens", "bytes", "requests"])),
+            gate=str(rng.choice(["chunk", "prompt"])),
+            can_ever_fit=bool(rng.integers(2)),
+            headroom=float(rng.choice([0, 0.3])),
+            batching=str(rng.choice(["chunked", "static", "decode-first", "mixed"])),
+            max_num_batched_tokens=int(rng.choice([20, 60, 2048])),
+            pressure=str(rng.choice(["recompute", "swap", "wait"])),
+        )
+        if rng.integers(2):
+            held = int(rng.integers(1, capacity // 2))
+            kv.admit("a session elsewhere", held, max_tokens=held, final_tokens=held)
+        common = [int(token) for token in rng.integers(0, 9, capacity)]
+        for i in range(8):
+            num_prompt = int(rng.integers(1, capacity * 3 // 4))
+            num_shared = int(rng.integers(0, num_prompt + 1))
+            own = [int(token) for token in rng.integers(100, 200, num_prompt - num_shared)]
+            num_output = int(rng.integers(1, 30))
+            allowed = num_output + int(rng.choice([0, capacity // 4]))
+            scheduler.add(
+                RequestSpec(
+                    f"r{i}", 0.0, num_prompt, num_output, allowed, prompt_token_ids=common[:num_shared] + own
+                )
+            )
+        for _ in range(60):
+            reason = None
+            if len(scheduler.waiting) and not scheduler.running:
+                head = next(iter(scheduler.waiting)).request_id
+                reason = scheduler.why_waiting(head)
+            plan = scheduler.schedule()
+            if reason is not None:
+                num_asked += 1
+                joined = head in [row.request_id for row in plan.admitted]
+                assert joined == (reason.limit == "none"), (seed, reason.sentence)
+            if not plan.num_scheduled_tokens and not plan.swapped_bytes:
+                break
+            scheduler.update(plan, LinearStepCost().execute(plan))
+    assert num_asked > 20
 
 
 def test_asking_changes_nothing():
