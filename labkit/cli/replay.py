@@ -33,7 +33,9 @@ def run(
     max_model_len: Annotated[int, typer.Option(help="Prompt and output together, tokens.")] = 16384,
     kv: Annotated[str, typer.Option(help="KV caches, comma-separated.")] = "paged",
     scheduler: Annotated[str, typer.Option(help="Schedulers, comma-separated.")] = "lab",
-    kv_memory: Annotated[str, typer.Option(help="KV budget, such as '40 GiB'; default: from the GPU.")] = "",
+    kv_memory: Annotated[
+        str, typer.Option(help="KV budget, such as '40 GiB'; default: what vLLM would have on the GPU.")
+    ] = "",
     gpu_memory_utilization: Annotated[
         float, typer.Option(help="Share of the GPU that the engine takes.")
     ] = 0.9,
@@ -88,7 +90,18 @@ def run(
     pairs = [(s, k) for s in _names(scheduler, "--scheduler") for k in _names(kv, "--kv")]
     for pair in pairs:
         check_row(*pair, prefix)
-    budget = parse_bytes(kv_memory) if kv_memory else kv_budget(spec, card, gpu_memory_utilization)
+    if kv_memory:
+        budget = parse_bytes(kv_memory)
+    else:
+        budget = kv_budget(
+            spec,
+            card,
+            gpu_memory_utilization,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+        )
     options = ReplayOptions(budget, max_model_len, block_size, max_num_seqs, max_num_batched_tokens, prefix)
     check_options(options, spec)
     requests = load_trace(trace, limit or None)

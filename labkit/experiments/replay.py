@@ -14,15 +14,14 @@ from labkit.observe.exposition import RunExporter
 from labkit.observe.live import PacedRecorder
 from labkit.observe.recorder import RunRecorder
 from labkit.observe.tee import Tee
+from labkit.planning.engines import rank_budget
+from labkit.planning.request import PlanRequest
 from labkit.serving.base import Recorder, Scheduler, StepOutcome, StepPlan
 from labkit.serving.cost_model import CostModelExecutor
 from labkit.serving.engine import simulate
 from labkit.serving.schedulers import make_scheduler, scheduler_names
 from labkit.units import GIB, format_bytes
 from labkit.workload.base import RequestSpec
-
-#: what the engine keeps for activations and everything that is neither weights nor KV
-OTHER_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +68,41 @@ class ReplayRow:
         return asdict(self)
 
 
-def kv_budget(model: ModelSpec, gpu: GPUSpec, utilization: float = 0.9) -> int:
-    """Bytes left for keys and values: `utilization x total - weights - 2 GiB`. Raises `LabError` when nothing is left."""
+def kv_budget(
+    model: ModelSpec,
+    gpu: GPUSpec,
+    utilization: float = 0.9,
+    *,
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    block_size: int | None = None,
+) -> int:
+    """Bytes left for keys and values under vLLM's rule (`planning.engines.rank_budget`), the same for every row.
+
+    `utilization` is the share of the GPU that the engine takes; lengths in tokens, None for vLLM's defaults. Raises
+    `LabError` when nothing is left.
+    """
     if not 0 < utilization <= 1:
         raise LabError(
             f"memory utilization {utilization} is not a share of the GPU; write a number above 0, at most 1"
         )
-    left = int(gpu.total_bytes * utilization) - model.weight_bytes() - OTHER_BYTES
-    if left <= 0:
+    asked = PlanRequest(
+        model,
+        gpu,
+        memory_fraction=utilization,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+    )
+    budget = rank_budget(asked)
+    if budget.kv_bytes <= 0:
         raise LabError(
-            f"{model.name} does not fit {gpu.name}: weights {format_bytes(model.weight_bytes())} + "
-            f"{format_bytes(OTHER_BYTES)} exceed {utilization:g} of {format_bytes(gpu.total_bytes)}; choose another pair"
+            f"{model.name} does not fit {gpu.name}: {budget.rule} leaves {budget.kv_bytes / GIB:.2f} GiB for keys and "
+            "values; choose another pair"
         )
-    return left
+    return budget.kv_bytes
 
 
 def check_options(options: ReplayOptions, model: ModelSpec) -> None:

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from labkit.cli.main import main
+from labkit.models import get_gpu, get_model
+from labkit.planning.planner import make_plan
+from labkit.planning.request import PlanRequest
 from labkit.workload.base import RequestSpec
 from labkit.workload.own_format import save_own
 from labkit.workload.traces import find_trace
@@ -123,6 +126,31 @@ def test_bad_rows(kind, tmp_path, capsys):
     path = tmp_path / "bad.csv"
     path.write_text(text)
     assert words in sentence(capsys, path)
+
+
+def test_the_budget_is_what_the_planner_finds(trace, capsys):
+    assert call(trace, "--limit", "5", "--max-model-len", "8192", "--max-num-seqs", "64", "--json") == 0
+    replayed = json.loads(capsys.readouterr().out)["kv_bytes"]
+    model, gpu = get_model("Llama-3.1-8B"), get_gpu("A100-80GB")
+    options = {"max_model_len": 8192, "max_num_seqs": 64, "max_batched_tokens": 2048, "block_size": 16}
+    assert replayed == make_plan(PlanRequest(model, gpu, **options)).kv_bytes
+    smaller = make_plan(PlanRequest(model, gpu, memory_fraction=0.8, **options)).kv_bytes
+    assert (
+        call(
+            trace,
+            "--limit",
+            "5",
+            "--max-model-len",
+            "8192",
+            "--max-num-seqs",
+            "64",
+            "--json",
+            "--gpu-memory-utilization",
+            "0.8",
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["kv_bytes"] == smaller < replayed
 
 
 def test_bad_options(trace, capsys):
