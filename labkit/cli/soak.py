@@ -43,7 +43,9 @@ def run(
     """Soak a simulated server and say what aged. Times come from a straight-line step cost."""
     from dataclasses import replace
 
-    from labkit.experiments.soak import SoakOptions, Window, measure_saturation, soak, soak_lengths
+    from labkit.experiments.soak import soak
+    from labkit.experiments.soak_load import measure_saturation, soak_lengths
+    from labkit.experiments.soak_result import SoakOptions, Window
 
     if requests < 0 or seed < 0 or window_minutes < 0 or rate < 0:
         raise LabError("--requests, --seed, --window-minutes and --rate count from 0")

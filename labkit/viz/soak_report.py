@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from labkit.experiments.soak import SoakResult
+from labkit.experiments.soak_result import SoakResult
 from labkit.units import format_bytes
 from labkit.viz.figure import png_bytes
 from labkit.viz.palette import CACHED, FREE, color_of

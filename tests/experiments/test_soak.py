@@ -9,8 +9,9 @@ import pytest
 
 from labkit.cli.main import main
 from labkit.errors import LabError
-from labkit.experiments.soak import SoakOptions, judge, soak
+from labkit.experiments.soak import SoakOptions, soak
 from labkit.experiments.soak_trends import mann_kendall_p, theil_sen, trend
+from labkit.experiments.soak_verdict import judge
 from labkit.viz.soak_report import save_soak_report
 
 SMALL = {"hours": 0.5, "capacity_tokens": 120_000, "max_model_len": 8192, "rate": 6.0, "window_s": 75.0}
