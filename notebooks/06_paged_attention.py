@@ -85,11 +85,14 @@ claim(
 # ## 6.1 Any free block serves any request
 #
 # The load of section 3 again: each request holds the KV of its whole length while it decodes. Memory is 90 % of the peak
-# demand, so some must be refused. How many of them *although enough bytes were free*?
+# demand, so some must be refused. How many of them *although enough bytes were free*, if each lies in one piece, and how many
+# in blocks?
 
 # %%
 guess = predict(
-    f"Refusals with enough bytes free, out of {len(holdings):,} placements, on blocks?", low=0, high=300
+    f"Refusals with enough bytes free, out of {len(holdings):,} placements, each in one piece?",
+    low=0,
+    high=300,
 )
 guess
 
@@ -102,7 +105,7 @@ on_blocks = Churn(BlockMemory(capacity, block_bytes), on_failure="drop").feed(
 contiguous = Churn(AllocatorMemory(make_allocator("first-fit", capacity)), on_failure="drop").feed(
     holdings, snapshot_times_s=middle
 )
-guess.compare(on_blocks.num_fragmentation_failures)
+guess.compare(contiguous.num_fragmentation_failures)
 draw_bars(
     {
         "contiguous (first fit)": {
@@ -166,7 +169,8 @@ claim(
 #
 # An admission rule makes a promise: what I admit will fit, what I refuse would not have. Two rules are asked before every
 # placement and compared with what then happens: *count the blocks it needs* (on a pool of blocks), and *admit while 5 % of
-# memory is free* (on contiguous memory). A more careful 15 % stands beside them: it promises too little instead of too much.
+# memory is free* (on contiguous memory). A more careful 15 % stands beside them: it refuses what would have fitted, and still
+# admits what does not fit, since a percentage knows nothing of the longest span.
 
 # %%
 by_block = judge(BlockMemory(capacity, block_bytes), counts_blocks(block_bytes), holdings)
@@ -227,7 +231,7 @@ draw_tradeoff(
         ],
     },
     xlabel="block-table loads a request and decode step",
-    ylabel="empty slots in last blocks, 100 requests (MiB)",
+    ylabel="empty in last blocks, 100 requests (MiB)",
     title="numbers at the points: block size in tokens",
     logx=True,
 )
@@ -237,7 +241,8 @@ draw_tradeoff(
 # best. Real lengths are not so kind.
 #
 # What the compiler makes of a lookup: the decode kernels of this lab, compiled ahead of time for an H100 (no GPU is needed
-# for that). `LDGSTS.128 x 32` reads: 32 instructions in the program that copy 128 bits a thread from global to shared memory.
+# for that). A shape like `bf16 d128 g4 b16` reads: 16-bit keys and values, heads of 128, four query heads to a KV head, blocks
+# of 16. `LDGSTS.128 x 32`: 32 instructions in the program that copy 128 bits a thread from global to shared memory.
 # The paged kernels load table entries (32 bits) before the addresses of the keys and values are known; the keys and values
 # themselves move 16 bytes a thread either way. Instructions are counted in the program text, not over a run: how often a loop
 # is unrolled differs between the kernels, so compare which kinds of loads there are and how wide, not how many.

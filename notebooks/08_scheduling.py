@@ -81,16 +81,13 @@ draw_bars(
 )
 
 # %%
+shown = {name: curves[name] for name in ("continuous, chunked", "static batches", "decode before prefill")}
 draw_timeline(
     [
-        Series(name, curves[name].times_s, curves[name].live_bytes)
-        for name in (
-            "continuous, chunked",
-            "static batches",
-            "decode before prefill",
-        )
+        Series(name, curve.times_s[curve.times_s < 150], curve.live_bytes[curve.times_s < 150])
+        for name, curve in shown.items()
     ],
-    title="KV held by live requests",
+    title="KV held by live requests, the first 150 s",
 )
 
 
@@ -128,8 +125,8 @@ mixtures = {
 }
 draw_bars(
     {name: {"spoiled": 100 * found.spoiled_share} for name, found in mixtures.items()},
-    ylabel="% of half-empty instants",
-    title="half of the memory is free, and no good span is left",
+    ylabel="instants, % of the half-empty ones",
+    title="half of the memory is free, and no span is longer than a quarter of it",
 )
 
 # %%
@@ -212,9 +209,9 @@ claim(
 # %% [markdown]
 # ## 8.4 Three questions, answered by measurement
 #
-# The trace half as fast again, and a pool that is too small for it (24,000 tokens). Goodput counts requests that got their
-# first token within 2 s and the others within 60 ms each (on average). A request that is *preempted* gives its blocks up and
-# its tokens are computed again: lost work.
+# The trace played 1.5 times as fast, and a pool that is too small for it (24,000 tokens). Goodput counts, a second, the
+# requests that got their first token within 2 s and the others within 60 ms each (on average). A request that is *preempted*
+# gives its blocks up and its tokens are computed again: lost work.
 
 # %%
 tight = {"capacity_tokens": 24_000, "bytes_per_token": bytes_per_token}
@@ -246,7 +243,8 @@ columns = [
     "num_truncated",
     "ttft_p95_s",
 ]
-pd.DataFrame([[getattr(row, column) for column in columns] for row in units], columns=columns).round(2)
+names = ["", "goodput (requests/s)", "preempted", "tokens lost", "refused", "cut short", "TTFT P95 (s)"]
+pd.DataFrame([[getattr(row, column) for column in columns] for row in units], columns=names).round(2)
 
 # %% [markdown]
 # **In what unit?** By requests, the pool overflows and work is thrown away. By blocks, with a little headroom, next to none
@@ -255,7 +253,7 @@ pd.DataFrame([[getattr(row, column) for column in columns] for row in units], co
 # **What under pressure?**
 
 # %%
-pd.DataFrame([[getattr(row, column) for column in columns] for row in responses], columns=columns).round(2)
+pd.DataFrame([[getattr(row, column) for column in columns] for row in responses], columns=names).round(2)
 
 # %% [markdown]
 # Read it with its price: `refuse` gave up requests, `degrade` cut answers short (both counted as missed), `swap` moved bytes
@@ -272,8 +270,8 @@ draw_bars(
         name: {"share of all tokens": share, "lost work that goes with it": lost}
         for name, (share, lost) in classes.items()
     },
-    ylabel="share",
-    title=f"the amplifier: {worst}",
+    ylabel="share of the whole (0 to 1)",
+    title=f"most lost work for its share of tokens: {worst}",
 )
 
 # %%

@@ -91,7 +91,7 @@ draw_bars(
         for name, r in {"no prefix cache": plain, "prefix cache": cached, "prefix cache, nothing shared": unshared}.items()
     },
     ylabel="thousand tokens, or seconds",
-    title=f"hit share {cached.hit_share:.0%}",
+    title=f"the cache saves {cached.hit_share:.0%} of the prefill, and blocks live longer whether it saves or not",
     logy=True,
 )  # fmt: skip
 
@@ -139,7 +139,7 @@ print(
 
 # %%
 stay = predict(
-    "Requests live 2.3 s. How long is the prefix held, at 1.2 requests a second?",
+    "Requests live some two seconds. How long is the prefix held, at 1.2 requests a second?",
     low=1.0,
     high=60.0,
     unit="s",
@@ -155,7 +155,7 @@ life_s = own_stays[1.2].writer_s
 draw_tradeoff(
     {
         "measured": [(r.mean_alive, r.stay_s, f"{rate:g}/s") for rate, r in shared_stays.items()],
-        "queueing theory": [(rate * life_s, math.expm1(rate * life_s) / rate, "") for rate in RATES],
+        "(exp(a) − 1) / rate": [(rate * life_s, math.expm1(rate * life_s) / rate, "") for rate in RATES],
         "not shared": [(r.mean_alive, r.stay_s, f"{rate:g}/s") for rate, r in own_stays.items()],
     },
     xlabel="requests alive on average",
@@ -165,14 +165,14 @@ draw_tradeoff(
 
 # %% [markdown]
 # The prefix is held as long as *somebody* is there: the busy period of a queue with infinitely many servers, on average
-# (exp(a) − 1) / rate with a requests alive. Every further request alive multiplies it by 2.7.
+# (exp(a) − 1) / rate with a requests alive (the orange line). Every further request alive multiplies it by 2.7.
 
 # %%
 small = prefix_load(lab.rng(3), rate=1.2, num_requests=40)
 runs = []
 for title, prefix in {"every request its own": "off", "one shared prefix": "hash"}.items():
     looks = layouts(small, prefix=prefix, capacity_tokens=10_240)
-    builder = RunBuilder(total=10_240 * BYTES_PER_TOKEN, title=title)
+    builder = RunBuilder(total=10_240 * BYTES_PER_TOKEN, title=title, interchangeable=True)
     for time_s, layout in looks:
         builder.add(time_s, layout)
     runs.append(builder.finish())
@@ -192,6 +192,9 @@ claim(
 
 # %% [markdown]
 # ## 9.2 A few long requests hold most of the pool
+#
+# The same conversations with their longest prompts left in. What a request takes from the others is blocks times the seconds
+# for which it holds them: **block-seconds**.
 
 # %%
 long_load, origin = long_context_load(lab.pick(ci=500, lab=1500), lab.rng(4))
@@ -213,7 +216,7 @@ draw_bars(
         f"{name} tokens": {key: 100 * value for key, value in row.items()}
         for name, row in real.by_class.items()
     },
-    ylabel="%",
+    ylabel="share (%)",
     title=f"the longest fifth hold {real.longest_fifth:.0%} of the pool's block-seconds",
 )
 
@@ -253,7 +256,7 @@ wanted.compare(100 * hot.wanted_again)
 draw_bars(
     {kept: {"still there": 100 * value} for kept, value in kept_for(hot, [2, 5, 10, 20, 40, 80]).items()},
     ylabel="% of what is wanted again",
-    title=f"idle blocks kept for … (a turn itself runs {hot.turn_s:.1f} s)",
+    title=f"what would still be there, if idle blocks were kept for … (a turn itself runs {hot.turn_s:.1f} s)",
 )
 
 # %%
@@ -279,7 +282,9 @@ claim(
 # ## 9.4 RAG and agents: fixed in part
 #
 # A RAG prompt is put together: system prompt, tools, retrieved chunks in the order of their score, the question. How much
-# of it has been seen before, and how much of *that* can be reused?
+# of it has been seen before, and how much of *that* can be reused? Two things stand in the way. Reuse goes from the beginning
+# of the prompt to the first token that is new. And only whole blocks are found again: where the shared part ends inside a block
+# (a **border**), the rest of that block is computed once more.
 
 # %%
 extra = predict(
@@ -371,7 +376,7 @@ draw_tradeoff(
     },
     xlabel="prompt tokens hit (%)",
     ylabel="blocks evicted per 1,000 prompt tokens",
-    title="every missed hit is an eviction that somebody waits for",
+    title="a larger pool: more hits and fewer evictions",
 )
 
 # %%
@@ -391,7 +396,8 @@ claim(
 # %% [markdown]
 # **Explain.** Live requests need less than a GiB here. All the rest is a bet on who will come back. The bet has a falling
 # return, it is settled by eviction at the very moment when a new request needs a block, and the policy only decides
-# which bets are kept. The curve can also break off. Sessions take turns in a pool that holds three of them:
+# which bets are kept. The curve can also break off. Sessions take turns in a pool that holds three of them. *Tail first* gives
+# up the end of a session before its beginning, *head first* the beginning, without which the rest cannot be found:
 
 # %%
 cliff = run_scenario("lru-cliff").check().figures

@@ -21,6 +21,7 @@ from typing import Any
 import anywidget
 import traitlets
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from labkit.atomic_file import write_atomic
 from labkit.errors import LabError
@@ -136,7 +137,7 @@ def write_page(path: str | os.PathLike[str], body: str, *, title: str) -> Path:
 def draw_runs(runs: Sequence[Run], time: float, *, title: str = "", figure: Figure | None = None) -> Figure:
     """The static picture of `runs` at `time`, one below the other."""
     figure = new_figure(WIDTH, 0.3 + 3.2 * len(runs), figure)
-    margins(figure, left=0.85, right=1.6, top=0.55, bottom=0.5)
+    margins(figure, left=0.85, right=1.9, top=0.55, bottom=0.5)
     grid = figure.subplots(2 * len(runs), 1, gridspec_kw={"hspace": 0.75}, squeeze=False)[:, 0]
     for index, run in enumerate(runs):
         step, upper, lower = run.step_at(time), grid[2 * index], grid[2 * index + 1]
@@ -153,6 +154,13 @@ def draw_runs(runs: Sequence[Run], time: float, *, title: str = "", figure: Figu
             else f"{run.times[step]:.4g} {run.time_unit}"
         )
         upper.set_title(f"{run.title or 'run'} at {when}", fontsize=9, loc="left")
+        upper.legend(
+            handles=[
+                Patch(facecolor=color, edgecolor="#555555", linewidth=0.5, label=text)
+                for text, color in run.legend()
+            ],
+            loc="upper left", bbox_to_anchor=(1.005, 1.08), fontsize=8, frameon=False, handlelength=1.2,
+        )  # fmt: skip
         _curves(lower, run, time)
     figure.suptitle(title, fontsize=10, x=0.02, y=0.995, ha="left", va="top")
     return figure

@@ -72,6 +72,19 @@ class Run:
         """The last step that is not after `time`."""
         return max(0, int(np.searchsorted(self.times, time, side="right")) - 1)
 
+    def legend(self) -> list[tuple[str, str]]:
+        """`(text, colour)` of every class that occurs in the run, the background last."""
+        seen = set(np.unique(self.records["cls"]).tolist())
+        rows = [
+            (self.texts.get(label, describe(label)), color_of(label))
+            for code, label in enumerate(self.classes)
+            if code in seen
+        ]
+        if np.any(self.records["slack"] > 0):
+            rows.append(("rounding waste", WASTE))
+        background = (self.background, "#FFFFFF" if self.background == "not reserved" else FREE)
+        return [*rows, *([background] if background not in rows else [])]
+
     def encode(self) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Header and columns for the page. Offsets and sizes are counted in the largest granule that divides them all."""
         records = self.records
