@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from labkit.models.dtypes import dtype_in_text
 from labkit.models.gpus import GPUSpec, load_gpus
 from labkit.models.quantization import Quantization, get_quantization
 
 
 def first_number(value: Any) -> float | None:
+    """The number, or the first one in a text; None where there is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     found = re.search(r"\d+(?:\.\d+)?", value) if isinstance(value, str) else None
@@ -19,6 +21,7 @@ def first_number(value: Any) -> float | None:
 
 
 def read_utilisation(value: Any, engine: str) -> float | None:
+    """A share of the GPU, from 0.9, 90 or "90 %"; "default" is 0.9 but for SGLang, which has a rule."""
     number = first_number(value)
     if number is not None:
         return number / 100 if number > 1 or (isinstance(value, str) and "%" in value) else number
@@ -116,3 +119,21 @@ def read_gpu(text: str) -> tuple[GPUSpec | None, float | None]:
     if size_class and int(size_class[1]) in classes:
         return load_gpus()[classes[int(size_class[1])]], total
     return None, total
+
+
+def read_kv_dtype(values: Mapping[str, Any], text: str) -> str:
+    """As the line says; "fp8 KV" in the model's text counts where there is no field."""
+    if "kv_dtype" in values:
+        return dtype_in_text(str(values["kv_dtype"]))
+    found = re.search(
+        r"(fp8(?:_e\d\w+)?|int8|q[458]_[01])\s+kv\b|\bkv\w*[\s=:]+(fp8|int8|q[458]_[01])", text.lower()
+    )
+    return dtype_in_text(found[1] or found[2]) if found else "bfloat16"
+
+
+def read_num_kv_layers(numbers: Mapping[str, float], text: str) -> int | None:
+    """Layers that keep keys and values, where the line says it ("16 KV layers")."""
+    if "num_kv_layers" in numbers:
+        return int(numbers["num_kv_layers"])
+    found = re.search(r"(\d+)\s+KV layers", text)
+    return int(found[1]) if found else None
