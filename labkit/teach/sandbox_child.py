@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import io
+import linecache
 import os
 import pickle
 import signal
@@ -72,8 +73,8 @@ def call(function: Callable[[], Any], memory_bytes: int) -> Outcome:
             if "can't allocate memory" in str(error):  # torch's way of saying MemoryError
                 outcome = Outcome("memory", sentence=too_much(memory_bytes))
             else:
-                outcome = Outcome("error", error=error, place=_place(error))
-    outcome.printed = printed.getvalue()[-PRINTED:]
+                outcome = Outcome("error", error=error, place=place_of(error))
+    outcome.printed = printed.tail()
     return outcome
 
 
@@ -93,15 +94,30 @@ def _plain(outcome: Outcome) -> Outcome:
     )
 
 
-def _place(error: BaseException) -> str:
-    """`append, line 12: self.tables[r].pop()`: the last frame that is neither the lab's nor a library's."""
+def place_of(error: BaseException) -> str:
+    """`append, line 12: self.tables[r].pop()`: the last frame that is neither the lab's nor a library's. The line is that of
+    the cell; where a cell's text travelled to another file, `line_of_cell` knows the difference."""
     frames = traceback.extract_tb(error.__traceback__)
     not_own = (os.path.dirname(labkit.__file__), os.path.dirname(os.__file__), sys.prefix)
     own = [f for f in frames if not f.filename.startswith(not_own)]
     if not own:
         return ""
     last = own[-1]
-    return f"{last.name}, line {last.lineno}: {(last.line or '').strip()}".rstrip(": ")
+    line = line_of_cell(last.filename, last.lineno or 0)
+    return f"{last.name}, line {line}: {(last.line or '').strip()}".rstrip(": ")
+
+
+#: in front of a part of a collected source text: the line in its cell that the next line was
+CELL_LINE = "# line of the cell: "
+
+
+def line_of_cell(filename: str, lineno: int) -> int:
+    """`lineno` counted from the nearest `CELL_LINE` above it, where there is one."""
+    for number in range(lineno - 1, 0, -1):
+        text = linecache.getline(filename, number)
+        if text.startswith(CELL_LINE):
+            return int(text[len(CELL_LINE) :]) + lineno - number - 1
+    return lineno
 
 
 def _write(writer: int, payload: bytes) -> None:
@@ -133,13 +149,29 @@ def _mapped_bytes() -> int:
 class _Tail(io.StringIO):
     """Keeps the last characters only, so that a loop of prints does not eat the memory limit."""
 
+    num_cut = 0
+
     def write(self, text: str) -> int:
         if self.tell() > 4 * PRINTED:
             kept = self.getvalue()[-PRINTED:]
+            self.num_cut += self.tell() - len(kept)
             self.seek(0)
             self.truncate()
             super().write(kept)
+        self.num_cut += max(0, len(text) - 4 * PRINTED)
         return super().write(text[-4 * PRINTED :])
+
+    def tail(self) -> str:
+        """The last whole lines, and how much is missing before them."""
+        text = self.getvalue()
+        kept = text[-PRINTED:]
+        num_cut = self.num_cut + len(text) - len(kept)
+        if not num_cut:
+            return kept
+        line, newline, rest = kept.partition("\n")
+        if newline and rest:
+            kept, num_cut = rest, num_cut + len(line) + 1
+        return f"(cut: {num_cut:,} characters before this)\n{kept}"
 
 
 @contextlib.contextmanager

@@ -106,8 +106,14 @@ def test_hints_come_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
         hint("07")
         assert capsys.readouterr().out.startswith(f"hint {number} of 4: ")
     hint("07")
-    assert "that were all hints" in capsys.readouterr().out
-    assert read_progress()["07"]["num_hints"] == 5
+    said = capsys.readouterr().out
+    assert said.startswith("those were all 4 hints; from the first again:\nhint 1 of 4: ")
+    assert "hint 2 of 4" not in said
+    hint("07")
+    assert capsys.readouterr().out.startswith("hint 2 of 4: ")
+    hint("07", start_over=True)
+    assert capsys.readouterr().out.startswith("hint 1 of 4: ")
+    assert read_progress()["07"]["num_hints"] == 7
 
 
 def test_wrong_calls_are_refused_in_one_sentence() -> None:

@@ -162,7 +162,12 @@ def test_prints_are_kept_in_part_and_input_is_refused() -> None:
 
     outcome = run_limited(chatty, time_s=20)
     assert outcome.kind == "value"
-    assert len(outcome.printed) <= 4000
+    said, first, *rest = outcome.printed.splitlines(keepends=True)
+    assert re.fullmatch(r"line \d+\n", first), "cut between lines, not in one"
+    kept = sum(map(len, [first, *rest]))
+    assert kept <= 4000
+    total = sum(len(f"line {number}\n") for number in range(200_000))
+    assert said == f"(cut: {total - kept:,} characters before this)\n"
     assert outcome.printed.endswith("line 199999\n")
     assert "do not call input()" in str(run_limited(lambda: input("?")).error)
 

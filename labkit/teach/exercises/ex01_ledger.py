@@ -12,6 +12,7 @@ from labkit.models import get_model
 from labkit.models.config import from_config
 from labkit.models.spec import ModelSpec
 from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.watch import called, short
 from labkit.units import GIB
 
 MODELS = ("Llama-3.1-8B", "Llama-2-13B", "Llama-3.2-1B", "Mistral-7B", "Llama-3.1-70B")
@@ -19,6 +20,7 @@ KEYS = ("weight_bytes", "kv_bytes_per_token", "num_blocks", "num_full_sequences"
 
 
 def run(my_ledger: Callable[..., dict[str, int]]) -> str:
+    my_ledger = called(my_ledger)
     rng = np.random.default_rng(1)
     cases = [get_model(name) for name in MODELS] + [_random_model(rng, i) for i in range(20)]
     for spec in cases:
@@ -91,7 +93,12 @@ def _compare(
     got = answer[key]
     if got == expected:
         return
-    why = slips.get(got, "") if isinstance(got, int) else f"it must be an int, not {type(got).__name__}"
+    if isinstance(got, bool) or not isinstance(got, int | np.integer):
+        raise Mistake(
+            f"{key} is {short(got)}: it must be an int, not {type(got).__name__} (// divides whole numbers). Input: {what}.",
+            Picture("bars", f"{key}, {spec.name}", {"the lab's": {"value": expected}}),
+        )
+    why = slips.get(int(got), "")
     raise Mistake(
         f"{key} is {got:,} and should be {expected:,}{': ' + why if why else ''}. Input: {what}.",
         Picture("bars", f"{key}, {spec.name}", {"yours": {"value": got}, "the lab's": {"value": expected}}),

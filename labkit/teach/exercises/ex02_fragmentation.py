@@ -15,19 +15,29 @@ from labkit.memory.measures import (
     unusable_free_index,
 )
 from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.pools import layout as layout_picture
+from labkit.teach.exercises.watch import called
 
+RANDOM = "a layout drawn at random"
 KEYS = ("internal", "external", "contiguity_loss", "unusable")
 
 
-def run(my_measures: Callable[[list[Span], int], dict[str, float]]) -> str:
+Measures = Callable[[list[Span], int], dict[str, float]]
+
+
+def run(my_measures: Measures) -> str:
+    my_measures = called(my_measures)
     for title, layout in (("nothing is free", _full()), ("nothing is allocated", [Span(0, 640, "free")])):
         try:
             my_measures(list(layout), 64)
-        except ZeroDivisionError:
-            raise Mistake(
-                f"division by zero when {title}: think of the empty cases (see the table in the task).",
-                _picture(title, layout),
-            ) from None
+        except Mistake as mistake:
+            empty = "ZeroDivisionError" in mistake.kind
+            why = (
+                f" Division by zero when {title}: think of the empty cases (see the table in the task)."
+                if empty
+                else ""
+            )
+            raise Mistake(f"{mistake.message}{why}", _picture(title, layout)) from None
     rng = np.random.default_rng(2)
     cases = [
         ("a rounded allocation", [Span(0, 512, "allocated", 100), Span(512, 512, "free")], 64),
@@ -39,21 +49,58 @@ def run(my_measures: Callable[[list[Span], int], dict[str, float]]) -> str:
         ("nothing is free", _full(), 64),
         ("nothing is allocated", [Span(0, 640, "free")], 64),
     ]  # fmt: skip
-    cases += [(f"random layout {i}", _random(rng), int(rng.integers(1, 400))) for i in range(60)]
+    cases += [(RANDOM, _random(rng), int(rng.integers(1, 400))) for _ in range(60)]
     for title, layout, request in cases:
-        _check(my_measures, title, layout, request)
+        try:
+            _check(my_measures, title, layout, request)
+        except Mistake as mistake:
+            if title != RANDOM:
+                raise
+            raise _shortest(my_measures, layout, request, mistake) from None
     return f"all four measures agree with the lab on {len(cases)} layouts."
 
 
-def _check(
-    my_measures: Callable[[list[Span], int], dict[str, float]], title: str, layout: list[Span], request: int
-) -> None:
+def _shortest(my_measures: Measures, layout: list[Span], request: int, mistake: Mistake) -> Mistake:
+    """The same mistake on as few spans as show it, with the call to paste."""
+    at = 0
+    while at < len(layout):
+        fewer = side_by_side(layout[:at] + layout[at + 1 :])
+        try:
+            _check(my_measures, RANDOM, fewer, request)
+            at += 1
+        except Mistake as found:
+            if found.kind == mistake.kind:
+                layout, mistake = fewer, found
+            else:
+                at += 1
+    spans = ", ".join(
+        f'Span({s.offset}, {s.size}, "{s.state}"{f", requested={s.requested}" if s.requested else ""})'
+        for s in layout
+    )
+    text = f"{mistake.message}\nThe call that shows it:\n    my_measures([{spans}], {request})"
+    return Mistake(text, *mistake.pictures, kind=mistake.kind)
+
+
+def side_by_side(layout: list[Span]) -> list[Span]:
+    """The same spans without gaps; of free neighbours only one, as an allocator would leave them."""
+    placed: list[Span] = []
+    for span in layout:
+        if not (placed and placed[-1].state == span.state == "free"):
+            at = placed[-1].end if placed else 0
+            placed.append(Span(at, span.size, span.state, span.requested, span.tag, span.lifetime))
+    return placed
+
+
+def _check(my_measures: Measures, title: str, layout: list[Span], request: int) -> None:
     answer = my_measures(list(layout), request)
     that(
         isinstance(answer, dict), f"my_measures returned {type(answer).__name__}; return a dict with {KEYS}."
     )
     missing = [key for key in KEYS if key not in answer]
     that(not missing, f"the dict lacks {missing}; it needs {KEYS}.")
+    for key in KEYS:
+        number = isinstance(answer[key], int | float | np.number)
+        that(number, f"{key} is {answer[key]!r}: it must be a number.", _picture(title, layout), kind="type")
     expected = {
         "internal": internal_fragmentation(layout),
         "external": external_fragmentation(layout),
@@ -72,6 +119,7 @@ def _check(
             f"{key} of '{title}' is {answer[key]:.4f} and should be {expected[key]:.4f}"
             f"{': ' + why[0] if why else ''}. (request_bytes={request})",
             _picture(title, layout),
+            kind=key,
         )
 
 
@@ -120,7 +168,7 @@ def _slips(layout: list[Span], request: int, key: str) -> list[tuple[float, str]
 
 
 def _picture(title: str, layout: list[Span]) -> Picture:
-    return Picture("layout", title, layout)
+    return layout_picture(title, layout, "bytes")
 
 
 def _full() -> list[Span]:

@@ -8,21 +8,38 @@ from typing import Any
 import numpy as np
 
 from labkit.memory import make_allocator
-from labkit.memory.base import Allocation, OutOfMemory, Span
-from labkit.teach.exercises.base import Exercise, Mistake, Picture, Remember, drawn, framed, that
+from labkit.memory.base import Allocation, OutOfMemory
+from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.pools import addresses, layout
+from labkit.teach.exercises.shorten import Op, any_of, judge
+from labkit.teach.exercises.watch import Watched, anything, offset_or_none, shown
+
+Make = Callable[..., Any]
+SEEDS = 30
 
 
 def run(buddy_class: type) -> str:
-    make = Remember(buddy_class)
-    with drawn(lambda: picture("yours", free_of(make.last), make.args[0])):
+    make = Watched(buddy_class, {"malloc": offset_or_none, "free": anything}, {"free_blocks": sizes})
+    with shown(make, lambda heap: [picture("yours", free_of(heap), heap._args[0])]):
         _rounding(make)
         _splitting(make)
         _merging(make)
         num = _random(make)
-    return f"{num:,} random operations on 30 seeds: the same offsets and free blocks as the lab's buddy allocator."
+    return f"{num:,} random operations on {SEEDS} seeds: the same offsets and free blocks as the lab's buddy allocator."
 
 
-def _rounding(cls: Callable[..., Any]) -> None:
+def sizes(answer: Any) -> str:
+    try:
+        good = all(
+            hasattr(size, "__index__") and all(hasattr(o, "__index__") for o in offsets)
+            for size, offsets in answer.items()
+        )
+    except (TypeError, AttributeError):
+        good = False
+    return "" if good else "it must be a dict {size: list of offsets}, all of them ints"
+
+
+def _rounding(cls: Make) -> None:
     for size, block in ((64, 64), (65, 128), (128, 128), (1, 16), (16, 16), (17, 32)):
         heap = cls(1024, 16)
         heap.malloc(size)
@@ -37,17 +54,17 @@ def _rounding(cls: Callable[..., Any]) -> None:
             why = "the block is shorter than what was asked: round up, not down"
         that(
             taken == block,
-            f"malloc({size}) took {taken} bytes and should take {block}: {why}.",
+            f"malloc({size}) took {taken} units and should take {block}: {why}.",
             picture("yours", left),
         )
 
 
-def _splitting(cls: Callable[..., Any]) -> None:
+def _splitting(cls: Make) -> None:
     heap = cls(1024, 16)
     first = heap.malloc(64)
     that(
         first == 0,
-        f"malloc(64) in a fresh allocator of 1024 returned {first}: of two halves take the lower one.",
+        f"malloc(64) in a fresh allocator of 1024 returned {first!r}: of two halves take the lower one.",
     )
     expected = {64: [64], 128: [128], 256: [256], 512: [512]}
     got = free_of(heap)
@@ -61,7 +78,7 @@ def _splitting(cls: Callable[..., Any]) -> None:
     second = heap.malloc(256)
     that(
         second == 256,
-        f"malloc(256) with {expected} free returned {second}: a free block of that size is taken unsplit.",
+        f"malloc(256) with {expected} free returned {second!r} and should return 256: a free block of that size is taken unsplit.",
     )
     heap = cls(256, 64)
     for _ in range(4):
@@ -71,12 +88,13 @@ def _splitting(cls: Callable[..., Any]) -> None:
     got = heap.malloc(64)
     that(
         got == 64,
-        f"with free blocks of 64 at 64 and 192, malloc(64) returned {got}: of equal blocks take the lowest.",
+        f"with free blocks of 64 at 64 and 192, malloc(64) returned {got!r} and should return 64: of equal blocks take the lowest.",
     )
-    that(heap.malloc(128) is None, "malloc(128) with one block of 64 free must return None.")
+    got = heap.malloc(128)
+    that(got is None, f"malloc(128) with one block of 64 free must return None; it returned {got!r}.")
 
 
-def _merging(cls: Callable[..., Any]) -> None:
+def _merging(cls: Make) -> None:
     heap = cls(256, 64)
     for _ in range(4):
         heap.malloc(64)
@@ -105,44 +123,89 @@ def _merging(cls: Callable[..., Any]) -> None:
         f"block until it is not free. Free blocks are {got} and should be {{256: [0]}}.",
         picture("yours", got, 256),
     )
+    heap = cls(256, 64)  # the same, and nobody looks before the malloc
+    for offset in [heap.malloc(64) for _ in range(4)]:
+        heap.free(offset)
+    got = heap.malloc(256)
+    that(
+        got == 0,
+        f"all four blocks of 64 were freed, and malloc(256) returned {got!r} and should return 0: `free` itself must merge. A merge "
+        "in free_blocks() comes too late, malloc does not see it.",
+    )
 
 
-def _random(cls: Callable[..., Any]) -> int:
+def _random(cls: Make) -> int:
+    """Small heaps first: what fails there is easy to read."""
     num = 0
-    for seed in range(30):
+    for seed in range(SEEDS):
         rng = np.random.default_rng([4, seed])
-        mine, lab = cls(4096, 32), make_allocator("buddy", 4096, min_block_bytes=32)
-        live: list[Allocation] = []
-        for step in range(120):
-            num += 1
-            if live and rng.random() < 0.45:
-                gone = live.pop(int(rng.integers(len(live))))
-                mine.free(gone.offset)
-                lab.free(gone)
-                did = f"free({gone.offset})"
+        capacity, least, largest = (64, 4, 24) if seed < SEEDS // 2 else (1024, 16, 200)
+        ops: list[Op] = []
+        for step in range(100):
+            if ops and rng.random() < 0.45:
+                ops.append(("free", any_of(int(rng.integers(1000)))))
             else:
-                size = int(rng.integers(1, 500))
-                try:
-                    live.append(lab.malloc(size))
-                    expected: int | None = live[-1].offset
-                except OutOfMemory:
-                    expected = None
-                did, got = f"malloc({size})", mine.malloc(size)
-                if got != expected:
-                    raise Mistake(
-                        f"{did} returned {got} and the lab's buddy allocator {expected} (seed {seed}, operation {step}).",
-                        Picture("layout", "the lab's blocks after it", lab.layout()),
-                    )
-            free: dict[int, list[int]] = {}
-            for span in lab.layout():
-                if span.state == "free":
-                    free.setdefault(span.size, []).append(span.offset)
-            if free_of(mine) != free:
-                raise Mistake(
-                    f"after {did} the free blocks are {free_of(mine)} and the lab's {free} (seed {seed}, operation {step}).",
-                    Picture("layout", "the lab's", lab.layout()),
-                )
+                ops.append(("malloc", f"m{step}", int(rng.integers(1, largest))))
+
+        def start(capacity: int, least: int) -> _Both:
+            return _Both(cls, capacity, least)
+
+        judge(start, (capacity, least), ops, smaller_params=False)
+        num += len(ops)
     return num
+
+
+class _Both:
+    """The learner's allocator and the lab's, side by side."""
+
+    def __init__(self, cls: Make, capacity: int, least: int):
+        self.capacity = capacity
+        self.mine, self.lab = cls(capacity, least), make_allocator("buddy", capacity, min_block_bytes=least)
+        self.live: dict[str, Allocation] = {}
+
+    def __call__(self, op: Op) -> None:
+        if op[0] == "free":
+            gone = self.live.pop(op[1], None)
+            if gone is None:
+                return
+            did = f"free({gone.offset})"
+            self.mine.free(gone.offset)
+            self.lab.free(gone)
+        else:
+            did = f"malloc({op[2]})"
+            self._malloc(op[1], op[2])
+        free: dict[int, list[int]] = {}
+        for span in self.lab.layout():
+            if span.state == "free":
+                free.setdefault(span.size, []).append(span.offset)
+        free, got = dict(sorted(free.items())), free_of(self.mine)
+        if got != free:
+            raise Mistake(
+                f"after {did} the free blocks are {got} and should be {free}.",
+                picture("yours", got, self.capacity),
+                picture("expected", free, self.capacity),
+            )
+
+    def _malloc(self, name: str, size: int) -> None:
+        before = self.lab.layout()
+        try:
+            self.live[name] = self.lab.malloc(size)
+            expected: int | None = self.live[name].offset
+            block = self.live[name].size
+        except OutOfMemory:
+            expected, block = None, size
+        got = self.mine.malloc(size)
+        if got != expected:
+            raise Mistake(
+                f"malloc({size}) returned {got!r} and should return {expected}.",
+                layout(
+                    f"before malloc({size})",
+                    before,
+                    "units",
+                    yours=None if got is None else (got, block),
+                    expected=None if expected is None else (expected, block),
+                ),
+            )
 
 
 def free_of(heap: Any) -> dict[int, list[int]]:
@@ -152,17 +215,7 @@ def free_of(heap: Any) -> dict[int, list[int]]:
 
 
 def picture(title: str, free: dict[int, list[int]], capacity: int = 1024) -> Picture:
-    spans, at = [], 0
-    for offset, size in sorted((o, size) for size, offsets in free.items() for o in offsets):
-        if offset > at:
-            spans.append(Span(at, offset - at, "allocated", offset - at, "", "request"))
-        spans.append(Span(offset, size, "free"))
-        at = max(at, offset + size)
-    if at < capacity:
-        spans.append(Span(at, capacity - at, "allocated", capacity - at, "", "request"))
-    frames = framed([(offset, size) for size, offsets in free.items() for offset in offsets])
-    title = f"{title}: free {free}" if len(str(free)) < 80 else title
-    return Picture("layout", title, spans, {"highlight": frames} if frames else {})
+    return addresses(title, [(o, size) for size, offsets in free.items() for o in offsets], capacity, "units")
 
 
 EXERCISE = Exercise(

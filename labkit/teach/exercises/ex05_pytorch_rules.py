@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from labkit.memory.base import Span
 from labkit.memory.caching import CachingAllocator
 from labkit.memory.caching.rounding import device_size, round_size
 from labkit.memory.caching.settings import NUM_INTERVALS, AllocatorSettings
 from labkit.teach.exercises.base import Exercise, Mistake, Picture
+from labkit.teach.exercises.pools import layout
+from labkit.teach.exercises.strip import Piece
+from labkit.teach.exercises.watch import called, whole, yes_or_no
 from labkit.units import MIB
 
 SETTINGS = AllocatorSettings()
@@ -22,6 +24,8 @@ def run(
     my_segment_size: Callable[[int], int],
     my_should_split: Callable[[int, int], bool],
 ) -> str:
+    my_round_size, my_segment_size = called(my_round_size, whole), called(my_segment_size, whole)
+    my_should_split = called(my_should_split, yes_or_no)
     rng = np.random.default_rng(5)
     edges = [
         e + d
@@ -108,11 +112,13 @@ def _split(my_should_split: Callable[[int, int], bool], rng: np.random.Generator
             )
         else:
             why = "in the large pool a rest of more than 1 MiB is split off"
-        spans = [Span(0, rounded, "allocated", rounded, "asked", "request"), Span(rounded, rest, "free")]
+        spans = [Piece(0, rounded, "asked for (rounded)"), Piece(rounded, rest, "the rest")]
         raise Mistake(
             f"my_should_split(block_size={block_size:,}, rounded={rounded:,}), a rest of {rest:,} bytes, is {got} and "
             f"should be {expected}: {why}.",
-            Picture("layout", "the block and what was asked of it", [s for s in spans if s.size]),
+            Picture(
+                "strip", "the block and what was asked of it", [s for s in spans if s.size], {"unit": "bytes"}
+            ),
         )
     return len(cases)
 
@@ -136,7 +142,7 @@ def _whole(
             raise Mistake(
                 f"malloc({size:,}) in a fresh caching allocator: your functions say {segment:,} reserved and {allocated:,} "
                 f"allocated, the lab's allocator has {stats.reserved_bytes:,} and {stats.allocated_bytes:,}.",
-                Picture("layout", "the lab's", lab.layout()),
+                layout("the lab's", lab.layout(), "bytes"),
             )
 
 

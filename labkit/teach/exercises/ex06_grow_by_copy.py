@@ -9,7 +9,9 @@ import numpy as np
 
 from labkit.memory import make_allocator
 from labkit.memory.base import Allocation, Allocator, OutOfMemory
-from labkit.teach.exercises.base import Exercise, Mistake, Picture, drawn, that
+from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.pools import layout
+from labkit.teach.exercises.watch import called, short
 
 
 class Spy:
@@ -59,18 +61,24 @@ class Spy:
         ]
 
     def picture(self, title: str) -> Picture:
-        return Picture("layout", title, self.inner.layout(), {"unit": "tokens"})
+        return layout(title, self.inner.layout(), "slots")
 
 
+CAPACITY = 220
 Grow = Callable[[Spy, Allocation, int, int], tuple[Allocation, int]]
 
 
 def run(my_grow: Grow) -> str:
-    with drawn(lambda: Spy.last.picture("the allocator") if Spy.last else Picture("layout", "", [])):
+    my_grow = called(my_grow, passes=(OutOfMemory,))
+    try:
         _in_place(my_grow)
         _by_copy(my_grow)
         _no_room(my_grow)
         num, peak = _random(my_grow)
+    except Mistake as mistake:
+        if mistake.pictures or Spy.last is None:
+            raise
+        raise Mistake(mistake.message, Spy.last.picture("the allocator")) from None
     return f"{num} growths on 40 seeds keep every token, copy no more than was written; the peak reached {peak:.2f} x the old size."
 
 
@@ -151,7 +159,7 @@ def _random(my_grow: Grow) -> tuple[int, float]:
     num, highest = 0, 0.0
     for seed in range(40):
         rng = np.random.default_rng([6, seed])
-        heap = Spy(220)
+        heap = Spy(CAPACITY)
         caches: list[tuple[Allocation, np.ndarray]] = []
         for _ in range(4):
             size = int(rng.integers(5, 30))
@@ -159,21 +167,22 @@ def _random(my_grow: Grow) -> tuple[int, float]:
             tokens = rng.integers(0, 1 << 30, size=int(rng.integers(1, size + 1)))
             heap.memory[mine.offset : mine.offset + len(tokens)] = tokens
             caches.append((mine, tokens))
-        for step in range(8):
+        for _ in range(8):
             number = int(rng.integers(len(caches)))
             old, tokens = caches[number]
             size, new_size, before = old.size, old.size + int(rng.integers(1, 25)), dict(heap.live)
             copied = heap.copied
+            what = (
+                f"(a heap of {CAPACITY} slots with live (offset, size) {sorted((a.offset, a.size) for a in before.values())}; "
+                f"old.offset={old.offset}, old.size={size}, num_written={len(tokens)}, new_size={new_size})"
+            )
             try:
                 grown, peak = _answer(my_grow, heap, old, len(tokens), new_size)
             except OutOfMemory:
-                that(
-                    heap.live == before, f"a failed growth changed the allocator (seed {seed}, step {step})."
-                )
+                that(heap.live == before, f"a failed growth changed the allocator {what}.")
                 continue
             num += 1
             moved = grown is not old
-            what = f"(seed {seed}, step {step}: {size} to {new_size} slots, {len(tokens)} written)"
             that(
                 grown.size >= new_size and id(grown) in heap.live,
                 f"the returned allocation is not a live one of at least {new_size} slots {what}.",
@@ -192,7 +201,7 @@ def _random(my_grow: Grow) -> tuple[int, float]:
                 f"{len(heap.live)} allocations are live and {len(caches)} caches exist {what}.",
             )
             expected = size + new_size if moved else new_size
-            that(peak == expected, f"the peak of this growth is {expected}, you said {peak} {what}.")
+            that(peak == expected, f"the peak of this growth is {expected}, you said {peak!r} {what}.")
             highest = max(highest, peak / size)
             caches[number] = (grown, tokens)
     return num, highest
@@ -204,7 +213,7 @@ def _answer(
     answer: Any = my_grow(heap, old, num_written, new_size)
     that(
         isinstance(answer, tuple) and len(answer) == 2,
-        f"my_grow returned {answer!r}; return (allocation, peak_slots).",
+        f"my_grow returned {short(answer)}; return (allocation, peak_slots).",
     )
     return answer[0], answer[1]
 

@@ -9,38 +9,48 @@ import numpy as np
 
 from labkit.kv.base import NoSpace
 from labkit.kv.paged import PagedKVCache
-from labkit.teach.exercises.base import (
-    Exercise,
-    Mistake,
-    Picture,
-    Remember,
-    drawn,
-    pool_picture,
-    that,
-)
+from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.pools import EXPECTED, YOURS, pool_picture
+from labkit.teach.exercises.shorten import Op, any_of, judge
+from labkit.teach.exercises.strip import Mark, Piece, counted
+from labkit.teach.exercises.watch import Watched, anything, block_ids, shown, whole, yes_or_no
 
 SIZE = 4
+SEEDS = 30
+Make = Callable[..., Any]
 
 
 def run(table_class: type) -> str:
-    make = Remember(table_class)
-    with drawn(lambda: pool_picture("the pool", make.last, "ab", make.args[0])):
+    make = Watched(
+        table_class,
+        {"allocate": yes_or_no, "append": yes_or_no, "free": anything},
+        {"block_table": block_ids, "slot": whole},
+        {"num_free_blocks": whole},
+    )
+    with shown(
+        make, lambda table: [pool_picture("yours", table, getattr(table, "names", "ab"), table._args[0])]
+    ):
         _allocate(make)
         _append(make)
         _slots(make)
         _free(make)
         _refusal(make)
+        _refused_token(make)
         num = _random(make)
-    return f"{num:,} random operations on 30 seeds: the same admissions and free blocks as the lab's paged cache, no block in two tables."
+    return (
+        f"{num:,} random operations on {SEEDS} seeds: the same admissions and free blocks as the lab's paged cache, no block in "
+        "two tables."
+    )
 
 
-def _allocate(cls: Callable[..., Any]) -> None:
+def _yes(got: Any, call: str, why: str) -> None:
+    that(bool(got), f"{call} returned {got!r} and must return True: {why}.")
+
+
+def _allocate(cls: Make) -> None:
     for num_tokens in (1, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 2 * SIZE + 1):
         table = cls(8, SIZE)
-        that(
-            bool(table.allocate("a", num_tokens)),
-            f"allocate('a', {num_tokens}) with 8 free blocks must return True.",
-        )
+        _yes(table.allocate("a", num_tokens), f"allocate('a', {num_tokens})", "8 blocks are free")
         blocks, expected = list(table.block_table("a")), -(-num_tokens // SIZE)
         why = "round up"
         if num_tokens % SIZE == 0 and len(blocks) == expected + 1:
@@ -48,94 +58,154 @@ def _allocate(cls: Callable[..., Any]) -> None:
             why += ", and `// block_size + 1` takes one too many at a block boundary"
         elif len(blocks) < expected:
             why = "the last, partly filled block is missing: round up, not down"
+        need = "needs" if num_tokens == 1 else "need"
         that(
             len(blocks) == expected,
-            f"{num_tokens} tokens in blocks of {SIZE} need {expected} blocks and you took {len(blocks)}: {why}.",
-            pool_picture("yours", table, ["a"], 8),
+            f"{counted(num_tokens, 'tokens')} in blocks of {SIZE} {need} {counted(expected, 'blocks')} and you took "
+            f"{len(blocks)}: {why}.",
         )
         that(
             table.num_free_blocks == 8 - expected,
-            f"num_free_blocks is {table.num_free_blocks} after {expected} of 8 blocks were taken.",
+            f"after taking {expected} of 8 blocks num_free_blocks is {table.num_free_blocks} and should be {8 - expected}.",
         )
 
 
-def _append(cls: Callable[..., Any]) -> None:
+def _append(cls: Make) -> None:
     table = cls(8, SIZE)
     table.allocate("a", SIZE - 1)
     for num_tokens in range(SIZE, 2 * SIZE + 2):
-        ok = table.append("a")
-        that(bool(ok), f"append('a') to {num_tokens} tokens with free blocks must return True, not {ok!r}.")
-        got, expected = len(table.block_table("a")), -(-num_tokens // SIZE)
-        when = "one token too early: the block before still has a free slot" if got > expected else (
-            "one token too late: this token has no slot"
-        )  # fmt: skip
+        before = list(table.block_table("a"))
+        _yes(table.append("a"), "append('a')", f"{counted(table.num_free_blocks, 'blocks')} are free")
+        after, expected = list(table.block_table("a")), -(-num_tokens // SIZE)
+        when = "one token too early: the block before still has a free slot"
+        if len(after) < expected:
+            when = "one token too late: this token has no slot"
         that(
-            got == expected,
-            f"after the append that makes {num_tokens} tokens (blocks of {SIZE}) the table has {got} blocks and should have "
-            f"{expected}: the new block comes {when}.",
-            pool_picture("yours", table, ["a"], 8),
+            len(after) == expected,
+            f"after the append that makes {num_tokens} tokens (blocks of {SIZE}) the table has {counted(len(after), 'blocks')} "
+            f"and should have {expected}: the new block comes {when}.",
+        )
+        that(
+            after[: len(before)] == before,
+            f"the block table was {before} before the append and is {after} after it: block_table must list the blocks in the "
+            "order of their positions, so a new one stands last and the others stay where they are.",
         )
 
 
-def _slots(cls: Callable[..., Any]) -> None:
+def _slots(cls: Make) -> None:
     table = cls(8, SIZE)
     table.allocate("a", SIZE)
     table.allocate("b", 1)
     for _ in range(SIZE):
         table.append("a")  # its second block cannot be block 1: b stands there in most orders
+    _slots_of(table, 2 * SIZE)
+    table = cls(8, SIZE)  # and three blocks taken at once
+    table.allocate("a", 3 * SIZE)
+    _slots_of(table, 3 * SIZE)
+
+
+def _slots_of(table: Any, num_tokens: int) -> None:
     blocks = list(table.block_table("a"))
-    for position in range(2 * SIZE):
-        got, expected = table.slot("a", position), blocks[position // SIZE] * SIZE + position % SIZE
-        why = "slot = block * block_size + offset, with block = block_table[position // block_size]"
-        if got == position:
-            why = "that is the logical position; look the block up in the block table"
-        elif got == blocks[position // SIZE] + position % SIZE:
-            why = "the block id must be multiplied by block_size"
-        that(
-            got == expected,
-            f"slot('a', {position}) with block table {blocks} is {got} and should be {expected}: {why}.",
-            pool_picture("the pool", table, ["a", "b"], 8),
+    said = [table.slot("a", position) for position in range(num_tokens)]
+    right = [blocks[p // SIZE] * SIZE + p % SIZE for p in range(num_tokens)]
+    if said == right:
+        return
+    order = [slot // SIZE for slot in said[::SIZE]]
+    if sorted(order) == sorted(blocks) and said == [
+        order[p // SIZE] * SIZE + p % SIZE for p in range(num_tokens)
+    ]:
+        raise Mistake(
+            f"block_table('a') says {blocks}, and by slot() the positions lie in the blocks {order}: the same blocks in another "
+            "order. One of the two is wrong; block_table must be in the order of the positions.",
+            _slot_picture(table, blocks, 0, said[0], right[0]),
         )
+    position = next(p for p in range(num_tokens) if said[p] != right[p])
+    got, expected = said[position], right[position]
+    why = (
+        "slot = block * block_size + offset, with block = block_table[position // block_size] (or block_table is not in the "
+        "order of the positions)"
+    )
+    if got == position:
+        why = "that is the logical position; look the block up in the block table"
+    elif got == blocks[position // SIZE] + position % SIZE:
+        why = "the block id must be multiplied by block_size"
+    raise Mistake(
+        f"slot('a', {position}) with block table {blocks} returned {got} and should return {expected}: {why}.",
+        _slot_picture(table, blocks, position, got, expected),
+    )
 
 
-def _refusal(cls: Callable[..., Any]) -> None:
+def _slot_picture(table: Any, blocks: list[int], position: int, got: int, expected: int) -> Picture:
+    """All slots of the pool; those of a carry their positions."""
+    positions = {block * SIZE + i: n * SIZE + i for n, block in enumerate(blocks) for i in range(SIZE)}
+    pieces = [
+        Piece(
+            slot,
+            1,
+            "of a, with its position" if slot in positions else "not of a",
+            str(positions.get(slot, "")),
+        )
+        for slot in range(8 * SIZE)
+    ]
+    marks = [Mark(expected, 1, f"expected: {expected}", EXPECTED), Mark(got, 1, f"yours: {got}", YOURS)]
+    title = f"token slots, a line behind each block of {SIZE}; block_table('a') is {blocks}; slot('a', {position})"
+    return Picture("strip", title, pieces, {"unit": "slots", "marks": marks, "group": SIZE})
+
+
+def _refusal(cls: Make) -> None:
     table = cls(4, SIZE)
     table.allocate("a", 2 * SIZE)
-    ok = table.allocate("b", 3 * SIZE)
-    that(not ok, "allocate of 3 blocks with 2 free must return False.")
+    got = table.allocate("b", 3 * SIZE)
+    that(
+        not got,
+        f"allocate('b', 12) needs 3 blocks and 2 are free: it must return False and returned {got!r}.",
+    )
     that(
         table.num_free_blocks == 2,
         f"a refused allocate changed num_free_blocks from 2 to {table.num_free_blocks}: blocks leaked. Count first, take "
         "afterwards.",
-        pool_picture("after the refusal", table, ["a"], 4),
     )
+    _yes(table.allocate("b", 2 * SIZE), "allocate('b', 8)", "after the refusal 2 blocks are still free")
+    got = table.append("a")
     that(
-        bool(table.allocate("b", 2 * SIZE)),
-        "after the refusal 2 blocks are still free: allocate('b', 8) must work.",
+        not got,
+        f"append('a') needs a third block and none is free: it must return False and returned {got!r}.",
     )
-    ok = table.append("a")
-    that(not ok, "append at a block boundary with no free block must return False.")
+    blocks = list(table.block_table("a"))
     that(
-        len(table.block_table("a")) == 2,
-        "an append that was refused must leave the block table as it was.",
+        len(blocks) == 2, f"an append that was refused must leave the block table as it was; it is {blocks}."
     )
     table.free("b")
-    that(bool(table.append("a")), "after free('b') there is room again: append('a') must return True.")
+    _yes(table.append("a"), "append('a')", "after free('b') there is room again")
     table.append("a")
     blocks = list(table.block_table("a"))
-    right = len(blocks) == 3 and [table.slot("a", p) for p in (8, 9)] == [
-        blocks[2] * SIZE,
-        blocks[2] * SIZE + 1,
-    ]
+    slots = [table.slot("a", p) for p in (8, 9)] if len(blocks) == 3 else []
     that(
-        right,
+        len(blocks) == 3 and slots == [blocks[2] * SIZE, blocks[2] * SIZE + 1],
         "after a refused append the next successful one places the token at position 8, the first slot of the new block: "
-        "the refused append must not count its token.",
-        pool_picture("after append, refused append, free('b'), two appends", table, ["a"], 4),
+        f"the refused append must not count its token. The block table is {blocks}.",
     )
 
 
-def _free(cls: Callable[..., Any]) -> None:
+def _refused_token(cls: Make) -> None:
+    """A token counted by a refused append is noticed when the next block comes one token early."""
+    table = cls(4, SIZE)
+    table.allocate("a", 2 * SIZE)
+    table.allocate("b", 2 * SIZE)
+    table.append("a")  # refused
+    table.free("b")
+    for num_tokens in range(2 * SIZE + 1, 4 * SIZE + 1):
+        got = table.append("a")
+        blocks, expected = list(table.block_table("a")), -(-num_tokens // SIZE)
+        that(
+            bool(got) and len(blocks) == expected,
+            f"an append was refused, then room came, and now a has {num_tokens} tokens: append returned {got!r} and the table has "
+            f"{counted(len(blocks), 'blocks')} for {num_tokens} tokens (blocks of {SIZE}), it should have {expected}. The refused "
+            "append counted its token: change nothing before you know that there is a block.",
+        )
+
+
+def _free(cls: Make) -> None:
     table = cls(8, SIZE)
     table.allocate("a", 3 * SIZE)
     table.allocate("b", SIZE)
@@ -143,66 +213,88 @@ def _free(cls: Callable[..., Any]) -> None:
     that(
         table.num_free_blocks == 7,
         f"free('a') must give all its 3 blocks back: 7 of 8 should be free, num_free_blocks is {table.num_free_blocks}.",
-        pool_picture("after free('a')", table, ["b"], 8),
+        pool_picture("after free('a')", table, "b", 8),
     )
-    that(
-        bool(table.allocate("a", SIZE)),
-        "an id that was freed may be used again: allocate('a', 4) must return True.",
-    )
-    that(len(table.block_table("a")) == 1, "the freed request's old blocks are still in its new table.")
+    _yes(table.allocate("a", SIZE), "allocate('a', 4)", "an id that was freed may be used again")
+    blocks = list(table.block_table("a"))
+    that(len(blocks) == 1, f"the freed request's old blocks are still in its new table: {blocks}.")
 
 
-def _random(cls: Callable[..., Any]) -> int:
+def _random(cls: Make) -> int:
+    """Small pools first: what fails there is easy to read."""
     num = 0
-    for seed in range(30):
+    for seed in range(SEEDS):
         rng = np.random.default_rng([7, seed])
-        num_blocks, size = int(rng.integers(4, 20)), int(rng.choice([1, 2, 4, 16]))
-        mine, lab = cls(num_blocks, size), PagedKVCache(num_blocks, 1, block_size=size)
-        live: list[str] = []
-        for step in range(120):
-            num += 1
-            dice = rng.random()
-            if dice < 0.3 or not live:
-                name, tokens = f"r{step}", int(rng.integers(1, 5 * size))
-                expected = lab.admit(name, tokens, max_tokens=tokens).admitted
-                got, did = bool(mine.allocate(name, tokens)), f"allocate({name!r}, {tokens})"
-                live += [name] if expected else []
-            elif dice < 0.8:
-                name = str(rng.choice(live))
-                did = f"append({name!r})"
-                try:
-                    lab.append(name)
-                    expected = True
-                except NoSpace:
-                    expected = False
-                got = bool(mine.append(name))
+        small = seed < SEEDS // 2
+        num_blocks = int(rng.integers(2, 5)) if small else int(rng.integers(4, 20))
+        size = int(rng.choice([1, 2, 4])) if small else int(rng.choice([1, 2, 4, 16]))
+        ops: list[Op] = []
+        for step in range(100):
+            dice, other = rng.random(), any_of(int(rng.integers(1000)))
+            if dice < 0.3 or not ops:
+                ops.append(("allocate", f"r{step}", int(rng.integers(1, (2 if small else 5) * size + 1))))
             else:
-                name = live.pop(int(rng.integers(len(live))))
-                lab.free(name)
-                mine.free(name)
-                got, expected, did = True, True, f"free({name!r})"
-            where = f"(seed {seed}, operation {step}: {num_blocks} blocks of {size})"
-            pool = pool_picture("yours", mine, live, num_blocks)
-            that(got == expected, f"{did} returned {got} and should return {expected} {where}.", pool)
-            that(
-                mine.num_free_blocks == lab.num_free_blocks,
-                f"after {did} num_free_blocks is {mine.num_free_blocks} and should be {lab.num_free_blocks} {where}.",
-                pool,
-            )
-            _disjoint(mine, live, num_blocks, f"{did} {where}", pool)
+                ops.append(("append" if dice < 0.85 else "free", other))
+        judge(lambda num_blocks, size: _Both(cls, num_blocks, size), (num_blocks, size), ops)
+        num += len(ops)
     return num
 
 
-def _disjoint(mine: Any, live: list[str], num_blocks: int, what: str, pool: Picture) -> None:
-    owner: dict[int, str] = {}
-    for name in live:
-        for block in mine.block_table(name):
-            that(0 <= block < num_blocks, f"block {block} of {name} does not exist after {what}.", pool)
-            if block in owner:
-                raise Mistake(
-                    f"block {block} is in the tables of {owner[block]} and {name} after {what}.", pool
+class _Both:
+    """The learner's table and the lab's, side by side. Operations on requests that are not there are left out."""
+
+    def __init__(self, cls: Make, num_blocks: int, size: int):
+        self.num_blocks = num_blocks
+        self.mine, self.lab = cls(num_blocks, size), PagedKVCache(num_blocks, 1, block_size=size)
+        self.live: list[str] = []
+        self.mine.names = self.live  # for the picture
+
+    def __call__(self, op: Op) -> None:
+        what, name = op[0], op[1]
+        if (name in self.live) == (what == "allocate"):
+            return
+        got: Any = None
+        expected: Any = None
+        did = f"{what}({', '.join(map(repr, op[1:]))})"
+        if what == "allocate":
+            expected = self.lab.admit(name, op[2], max_tokens=op[2]).admitted
+            got = self.mine.allocate(name, op[2])
+            self.live += [name] if expected else []
+        elif what == "append":
+            try:
+                self.lab.append(name)
+                expected = True
+            except NoSpace:
+                expected = False
+            got = self.mine.append(name)
+        else:
+            self.live.remove(name)
+            self.lab.free(name)
+            self.mine.free(name)
+        that(bool(got) == bool(expected), f"{did} returned {got!r} and should return {expected}.")
+        free = self.mine.num_free_blocks
+        that(
+            free == self.lab.num_free_blocks,
+            f"after {did} num_free_blocks is {free} and should be {self.lab.num_free_blocks}.",
+        )
+        self._disjoint(did)
+
+    def _disjoint(self, did: str) -> None:
+        owner: dict[int, str] = {}
+        for name in self.live:
+            for block in self.mine.block_table(name):
+                that(
+                    0 <= block < self.num_blocks,
+                    f"block {block} of {name} does not exist after {did}.",
                 )
-            owner[block] = name
+                if block in owner:
+                    where = (
+                        f"twice in the table of {name}"
+                        if owner[block] == name
+                        else f"in the tables of {owner[block]} and {name}"
+                    )
+                    raise Mistake(f"block {block} is {where} after {did}.")
+                owner[block] = name
 
 
 EXERCISE = Exercise(

@@ -10,28 +10,61 @@ import numpy as np
 
 from labkit.kv.base import NoSpace
 from labkit.kv.paged import PagedKVCache
-from labkit.teach.exercises.base import Exercise, Remember, drawn, pool_picture, that
+from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.pools import pool_picture
+from labkit.teach.exercises.shorten import Op, any_of, judge
+from labkit.teach.exercises.strip import counted
+from labkit.teach.exercises.watch import Watched, anything, block_ids, shown, whole, yes_or_no
 
 SIZE = 4
 
 
-def run(cls: Callable[..., Any]) -> str:
-    make = Remember(cls)
-    with drawn(lambda: pool_picture("the pool", make.last, "ab", make.args[0])):
+SEEDS = 30
+Make = Callable[..., Any]
+
+
+def run(cls: type) -> str:
+    make = Watched(
+        cls,
+        {"allocate": yes_or_no, "fork": anything, "append": copies_to_make, "free": anything},
+        {"block_table": block_ids, "ref_count": whole},
+        {"num_free_blocks": whole},
+        passes=(NoSpace,),
+    )
+    with shown(make, lambda pool: [yours(pool)]):
         _sharing(make)
         _freeing(make)
         _writing(make)
         _no_copy(make)
         _no_room(make)
         num = _random(make)
-    return f"{num:,} random operations on 30 seeds: counts equal the tables that name a block, copies are those of the lab's cache."
+    return (
+        f"{num:,} random operations on {SEEDS} seeds: counts equal the tables that name a block, copies are those of the lab's "
+        "cache."
+    )
 
 
-def _sharing(cls: Callable[..., Any]) -> None:
+def yours(pool: Any) -> Picture:
+    return pool_picture("yours", pool, getattr(pool, "names", "ab"), pool._args[0], sharing=True)
+
+
+def copies_to_make(answer: Any) -> str:
+    try:
+        good = isinstance(answer, list | tuple) and all(len(pair) == 2 for pair in answer)
+    except TypeError:
+        good = False
+    return (
+        ""
+        if good
+        else "it must be the list of (source block, target block) copies to make, [] when there is none"
+    )
+
+
+def _sharing(cls: Make) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE + 2)
     pool.fork("a", "b")
-    view = pool_picture("after fork('a', 'b')", pool, ["a", "b"], 8)
+    view = pool_picture("after fork('a', 'b')", pool, ["a", "b"], 8, sharing=True)
     that(
         list(pool.block_table("b")) == list(pool.block_table("a")),
         f"fork shares every block, the partly filled last one too: a has {list(pool.block_table('a'))}, b has "
@@ -51,12 +84,12 @@ def _sharing(cls: Callable[..., Any]) -> None:
     )
 
 
-def _freeing(cls: Callable[..., Any]) -> None:
+def _freeing(cls: Make) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", 2 * SIZE)
     pool.fork("a", "b")
     pool.free("b")
-    view = pool_picture("after fork('a', 'b'), free('b')", pool, ["a"], 8)
+    view = pool_picture("after fork('a', 'b'), free('b')", pool, ["a"], 8, sharing=True)
     that(
         pool.num_free_blocks == 6,
         f"free('b') at count 2 leaves count 1: a still holds the blocks, so 6 of 8 are free and not {pool.num_free_blocks}. "
@@ -76,14 +109,14 @@ def _freeing(cls: Callable[..., Any]) -> None:
     )
 
 
-def _writing(cls: Callable[..., Any]) -> None:
+def _writing(cls: Make) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE + 2)
     pool.fork("a", "b")
     before = list(pool.block_table("a"))
     copies = _copies(pool, "b")
     after = list(pool.block_table("b"))
-    view = pool_picture("after fork('a', 'b'), append('b')", pool, ["a", "b"], 8)
+    view = pool_picture("after fork('a', 'b'), append('b')", pool, ["a", "b"], 8, sharing=True)
     that(
         after[-1] != before[-1],
         "append('b') wrote into a block that a still reads: a shared, partly filled block is copied before it is written "
@@ -115,7 +148,7 @@ def _writing(cls: Callable[..., Any]) -> None:
     )
 
 
-def _no_copy(cls: Callable[..., Any]) -> None:
+def _no_copy(cls: Make) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE + 2)
     copies = _copies(pool, "a")
@@ -127,7 +160,7 @@ def _no_copy(cls: Callable[..., Any]) -> None:
     pool.allocate("a", SIZE)
     pool.fork("a", "b")
     copies = _copies(pool, "b")
-    view = pool_picture("after fork at a block boundary, append('b')", pool, ["a", "b"], 8)
+    view = pool_picture("after fork at a block boundary, append('b')", pool, ["a", "b"], 8, sharing=True)
     that(
         not copies,
         f"the last block is full, so the append writes into a fresh block: a full block is never written again and needs no "
@@ -142,7 +175,7 @@ def _no_copy(cls: Callable[..., Any]) -> None:
     )
 
 
-def _no_room(cls: Callable[..., Any]) -> None:
+def _no_room(cls: Make) -> None:
     pool = cls(2, SIZE)
     pool.allocate("a", SIZE + 2)
     pool.fork("a", "b")
@@ -155,105 +188,127 @@ def _no_room(cls: Callable[..., Any]) -> None:
             list(pool.block_table("b")) == before and counts == [2, 2],
             f"an append that raised NoSpace must change nothing: b's table is {list(pool.block_table('b'))} (was {before}), "
             f"counts {counts} (were [2, 2]).",
-            pool_picture("after the refusal", pool, ["a", "b"], 2),
+            pool_picture("after the refusal", pool, ["a", "b"], 2, sharing=True),
         )
+        _refused_token(pool)
         return
     that(
         False,
         f"a copy needs a free block and there is none: append('b') must raise NoSpace; it returned {copies}.",
-        pool_picture("after it", pool, ["a", "b"], 2),
+        pool_picture("after it", pool, ["a", "b"], 2, sharing=True),
     )
 
 
-def _random(cls: Callable[..., Any]) -> int:
+def _refused_token(pool: Any) -> None:
+    """b has 6 tokens in 2 blocks, and its append was refused; a leaves, and b fills its last block."""
+    pool.free("a")
+    for num_tokens in (SIZE + 3, 2 * SIZE):
+        try:
+            copies = _copies(pool, "b")
+        except NoSpace:
+            copies = None
+        that(
+            copies == [],
+            f"an append was refused, then a left, and b appends its token number {num_tokens} to its second block of {SIZE}: it has "
+            f"room and is not shared. append {'raised NoSpace' if copies is None else f'returned {copies}'}: did the refused append "
+            "count its token?",
+        )
+
+
+def _random(cls: Make) -> int:
+    """Small pools first: what fails there is easy to read."""
     num = 0
-    for seed in range(30):
+    for seed in range(SEEDS):
         rng = np.random.default_rng([8, seed])
-        num_blocks, size = int(rng.integers(6, 20)), int(rng.choice([1, 2, 4, 16]))
-        mine, lab = cls(num_blocks, size), PagedKVCache(num_blocks, 1, block_size=size)
-        live: list[str] = []
-        for step in range(100):
-            num += 1
-            dice, name = rng.random(), f"r{step}"
-            other = str(rng.choice(live)) if live else ""
-            if dice < 0.2 or not live:
-                tokens = int(rng.integers(1, 4 * size))
-                expected = lab.admit(name, tokens, max_tokens=tokens).admitted
-                ok, did = bool(mine.allocate(name, tokens)), f"allocate({name!r}, {tokens})"
-                live += [name] if expected else []
-                that(ok == expected, f"{did} returned {ok} and should return {expected} (seed {seed}).")
-            elif dice < 0.35:
-                lab.fork(other, name)
-                mine.fork(other, name)
-                live.append(name)
-                did = f"fork({other!r}, {name!r})"
-            elif dice < 0.8:
-                did = f"append({other!r})"
-                old = list(mine.block_table(other))
-                try:
-                    moves = lab.append(other).moves
-                except NoSpace:
-                    moves = None
-                got = _try_append(mine, other)
-                where = f"(seed {seed}, operation {step}, blocks of {size})"
-                that(
-                    (got is None) == (moves is None),
-                    f"{did} {'raised NoSpace' if got is None else 'succeeded'} and the lab's cache says otherwise {where}.",
-                    pool_picture("the pool", mine, live, num_blocks),
-                )
-                if got is not None and moves is not None:
-                    that(
-                        len(got) == len(moves) and all(src == old[-1] for src, _ in got),
-                        f"{did} copies {got} and the lab's cache copies {len(moves)} block(s), from {old[-1]} {where}.",
-                        pool_picture("the pool", mine, live, num_blocks),
-                    )
+        small = seed < SEEDS // 2
+        num_blocks = int(rng.integers(2, 6)) if small else int(rng.integers(6, 20))
+        size = int(rng.choice([1, 2, 4])) if small else int(rng.choice([1, 2, 4, 16]))
+        ops: list[Op] = []
+        for step in range(90):
+            dice, other = rng.random(), any_of(int(rng.integers(1000)))
+            if dice < 0.25 or not ops:
+                ops.append(("allocate", f"r{step}", int(rng.integers(1, (2 if small else 4) * size + 1))))
+            elif dice < 0.4:
+                ops.append(("fork", other, f"r{step}"))
             else:
-                live.remove(other)
-                lab.free(other)
-                mine.free(other)
-                did = f"free({other!r})"
-            _books(
-                mine, lab, live, num_blocks, f"after {did} (seed {seed}, operation {step}, blocks of {size})"
-            )
+                ops.append(("append" if dice < 0.8 else "free", other))
+        judge(lambda num_blocks, size: _Both(cls, num_blocks, size), (num_blocks, size), ops)
+        num += len(ops)
     return num
 
 
-def _books(mine: Any, lab: PagedKVCache, live: list[str], num_blocks: int, when: str) -> None:
-    named = Counter(block for name in live for block in mine.block_table(name))
-    view = pool_picture("the pool", mine, live, num_blocks)
-    for block in range(num_blocks):
-        count = mine.ref_count(block)
+class _Both:
+    """The learner's pool and the lab's, side by side. Operations on requests that are not there are left out."""
+
+    def __init__(self, cls: Make, num_blocks: int, size: int):
+        self.num_blocks = num_blocks
+        self.mine, self.lab = cls(num_blocks, size), PagedKVCache(num_blocks, 1, block_size=size)
+        self.live: list[str] = []
+        self.mine.names = self.live  # for the picture
+
+    def __call__(self, op: Op) -> None:
+        what, name = op[0], op[1]
+        did = f"{what}({', '.join(map(repr, op[1:]))})"
+        if (name in self.live) == (what == "allocate") or (what == "fork" and op[2] in self.live):
+            return
+        if what == "allocate":
+            expected = self.lab.admit(name, op[2], max_tokens=op[2]).admitted
+            got = self.mine.allocate(name, op[2])
+            self.live += [name] if expected else []
+            that(bool(got) == expected, f"{did} returned {got!r} and should return {expected}.")
+        elif what == "fork":
+            self.lab.fork(name, op[2])
+            self.mine.fork(name, op[2])
+            self.live.append(op[2])
+        elif what == "append":
+            self._append(name, did)
+        else:
+            self.live.remove(name)
+            self.lab.free(name)
+            self.mine.free(name)
+        self._books(f"after {did}")
+
+    def _append(self, name: str, did: str) -> None:
+        old = list(self.mine.block_table(name))
+        try:
+            moves = self.lab.append(name).moves
+        except NoSpace:
+            moves = None
+        try:
+            got = _copies(self.mine, name)
+        except NoSpace:
+            got = None
+        if got is None or moves is None:
+            said = "raised NoSpace" if got is None else f"returned {got}"
+            wanted = "must raise NoSpace" if moves is None else "there is room: it must not"
+            that(got is moves, f"{did} {said} and {wanted}.")
+            return
+        copies = f"one copy, from block {old[-1]}" if moves else "no copy, []"
         that(
-            count == named[block],
-            f"block {block} has count {count} and {named[block]} tables name it {when}: a count is the number of tables.",
-            view,
+            len(got) == len(moves) and all(source == old[-1] for source, _ in got),
+            f"{did} returned {got} and should return {copies}.",
         )
-    that(
-        mine.num_free_blocks == num_blocks - len(named),
-        f"num_free_blocks is {mine.num_free_blocks} and {num_blocks - len(named)} blocks are in no table {when}.",
-        view,
-    )
-    that(
-        mine.num_free_blocks == lab.num_free_blocks,
-        f"{mine.num_free_blocks} blocks are free and the lab's cache has {lab.num_free_blocks} {when}.",
-        view,
-    )
+
+    def _books(self, when: str) -> None:
+        named = Counter(block for name in self.live for block in self.mine.block_table(name))
+        for block in range(self.num_blocks):
+            count = self.mine.ref_count(block)
+            if count != named[block]:
+                tables = counted(named[block], "tables")
+                raise Mistake(
+                    f"{when} block {block} has count {count!r}, and it is in {tables}: a count is the number of tables."
+                )
+        free, unnamed = self.mine.num_free_blocks, self.num_blocks - len(named)
+        that(
+            free == unnamed,
+            f"{when} num_free_blocks is {free} and should be {unnamed}, the blocks in no table.",
+        )
+        lab = self.lab.num_free_blocks
+        that(free == lab, f"{when} {counted(free, 'blocks')} are free and should be {lab}.")
 
 
 def _copies(pool: Any, name: str) -> list[tuple[int, int]]:
-    copies = pool.append(name)
-    that(
-        isinstance(copies, list | tuple),
-        f"append returned {copies!r}; return the list of (source block, target block) copies to make, [] when there is none.",
-    )
-    return [tuple(copy) for copy in copies]
-
-
-def _try_append(pool: Any, name: str) -> list[tuple[int, int]] | None:
-    try:
-        return _copies(pool, name)
-    except NoSpace:
-        return None
+    return [(int(copy[0]), int(copy[1])) for copy in pool.append(name)]
 
 
 EXERCISE = Exercise(

@@ -10,15 +10,21 @@ import numpy as np
 
 from labkit.kv.paged import PagedKVCache
 from labkit.kv.prefix_radix import RadixPrefixCache
-from labkit.teach.exercises.base import Exercise, Remember, drawn, that
+from labkit.teach.exercises.base import Exercise, that
 from labkit.teach.exercises.radix_model import random_locks_and_evictions, random_tokens, view
+from labkit.teach.exercises.shorten import Op, judge
+from labkit.teach.exercises.watch import Watched, anything, shown, whole
 
 A, B = [1, 2, 3, 4, 5], [1, 2, 3, 7, 8]
 
 
-def run(cls: Callable[..., Any]) -> str:
-    make = Remember(cls)
-    with drawn(lambda: view(make.last)):
+def run(cls: type) -> str:
+    make = Watched(
+        cls,
+        {"match": whole, "insert": whole, "lock": anything, "unlock": anything, "evict": whole},
+        reads={"num_tokens": whole, "num_evictable": whole},
+    )
+    with shown(make, lambda tree: [view(tree)]):
         _matching(make)
         _splitting(make)
         _evicting(make)
@@ -192,26 +198,45 @@ def _random_matching(cls: Callable[..., Any]) -> int:
     num = 0
     for seed in range(20):
         rng = np.random.default_rng([10, seed])
-        tree = cls()
-        lab = PagedKVCache(4096, 1, block_size=1, prefix=RadixPrefixCache(1))
-        for step in range(40):
+        ops: list[Op] = []
+        for _ in range(40):
             tokens = random_tokens(rng)
-            num += 1
-            expected, got = lab.lookup([*tokens, -1]), tree.match(tokens)
+            ops.append(("match", tokens))
+            if rng.random() < 0.6:
+                ops.append(("insert", tokens))
+        judge(lambda: _Both(cls), (), ops)
+        num += 40
+    return num
+
+
+class _Both:
+    """The learner's tree and the lab's radix cache, side by side."""
+
+    def __init__(self, cls: Callable[..., Any]):
+        self.tree, self.num = cls(), 0
+        self.lab = PagedKVCache(4096, 1, block_size=1, prefix=RadixPrefixCache(1))
+
+    def __call__(self, op: Op) -> None:
+        what, tokens = op
+        expected = self.lab.lookup([*tokens, -1])
+        if what == "match":
+            got = self.tree.match(list(tokens))
             that(
                 got == expected,
-                f"match({tokens}) is {got}, in the lab's radix cache {expected} (seed {seed}).",
-                view(tree),
+                f"match({tokens}) returned {got} and should return {expected}.",
+                view(self.tree),
             )
-            if rng.random() < 0.6:
-                lab.admit(f"r{step}", len(tokens), max_tokens=len(tokens), token_ids=tokens)
-                lab.free(f"r{step}")
-                got = tree.insert(tokens)
-                that(
-                    got == expected,
-                    f"insert({tokens}) returned {got}; {expected} of its tokens were there (seed {seed}).",
-                )
-    return num
+            return
+        self.num += 1
+        name = f"r{self.num}"
+        self.lab.admit(name, len(tokens), max_tokens=len(tokens), token_ids=tokens)
+        self.lab.free(name)
+        got = self.tree.insert(list(tokens))
+        that(
+            got == expected,
+            f"insert({tokens}) returned {got} and should return {expected}, the tokens that were there already.",
+            view(self.tree),
+        )
 
 
 EXERCISE = Exercise(

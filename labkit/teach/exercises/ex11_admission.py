@@ -10,6 +10,8 @@ import numpy as np
 
 from labkit.serving.admission import BlockAdmission
 from labkit.teach.exercises.base import Exercise, Mistake, Picture
+from labkit.teach.exercises.strip import counted
+from labkit.teach.exercises.watch import called
 
 ANSWERS = ("admit", "wait", "never")
 
@@ -50,6 +52,7 @@ def run(my_admit: Callable[..., str]) -> str:
                 float(rng.choice([0, 0.01, 0.1, 0.3])),
             )
         )
+    my_admit = called(my_admit)
     counts = dict.fromkeys(ANSWERS, 0)
     for case in cases:
         counts[_check(my_admit, *case)] += 1
@@ -88,7 +91,8 @@ def _check(
     kept = int(headroom * total) if running else 0
     raise Mistake(
         f"my_admit answered {got!r} and should answer {expected!r}: {_why(got, expected, prompt, output, hit, size, total, free, running, headroom)}. "
-        f"Input: {what}.",
+        f"Input: {what}.\nThe call that shows it:\n    my_admit({prompt}, {output}, {hit}, block_size={size}, num_blocks={total}, "
+        f"num_free_blocks={free}, num_running={running}, headroom={headroom})",
         Picture(
             "bars",
             f"needed {needed}, free {free}, headroom {kept} blocks",
@@ -133,17 +137,21 @@ def _why(
         )
     if expected == "admit":
         if -(-prompt // size) > free - int(headroom * total):
-            return f"{hit} tokens are cached, their {hit // size} blocks are shared and not taken again: {needed} are needed"
+            return f"{hit} tokens are cached, and what they lie in is shared and not taken again: {_needed(needed)}"
         return (
-            f"{needed} blocks are needed and {free} less {int(headroom * total)} of headroom are free: that suffices "
+            f"{_needed(needed)}, and {free} less {int(headroom * total)} of headroom are free: that suffices "
             "(needed <= free, the headroom rounded down, output not reserved)"
         )
     if prompt // size - hit // size <= free - (int(headroom * total) if running else 0):
         return f"{prompt} tokens take {-(-prompt // size)} blocks of {size}: round the last block up"
     return (
-        f"{needed} blocks are needed and {free} free, of which {int(headroom * total)} (headroom x all blocks of the cache) "
+        f"{_needed(needed)} and {free} free, of which {int(headroom * total)} (headroom x all blocks of the cache) "
         "must be left for those that run"
     )
+
+
+def _needed(number: int) -> str:
+    return f"{counted(number, 'blocks')} {'is' if number == 1 else 'are'} needed"
 
 
 def decide(

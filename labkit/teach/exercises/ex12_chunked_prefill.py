@@ -12,6 +12,8 @@ from labkit.serving.base import StepResult
 from labkit.serving.batching import Chunked
 from labkit.serving.lab import LabScheduler
 from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.strip import counted
+from labkit.teach.exercises.watch import called, short
 from labkit.workload.base import RequestSpec
 
 Row = tuple[str, int, int]
@@ -42,6 +44,7 @@ def run(my_plan_step: PlanStep) -> str:
         ([], [("a", 30, 8)], 64, 4, {"a": 22}, "8 tokens of a waiting request are cached (computed): 22 are left"),
         ([], [("a", 20, 8), ("b", 9, 0)], 16, 4, {"a": 12, "b": 4}, "a hit costs no budget: 12 tokens for a, 4 for b"),
     ]  # fmt: skip
+    my_plan_step = called(my_plan_step)
     for running, waiting, budget, seqs, expected, why in fixed:
         _compare(my_plan_step, running, waiting, budget, seqs, expected, why)
     num = sum(_against_lab(my_plan_step, seed) for seed in range(20))
@@ -59,8 +62,8 @@ def _compare(
 ) -> None:
     got = my_plan_step(list(running), list(waiting), budget, seqs)
     that(
-        isinstance(got, dict),
-        f"my_plan_step returned {type(got).__name__}; return a dict request id -> tokens.",
+        isinstance(got, dict) and all(hasattr(n, "__index__") for n in got.values()),
+        f"my_plan_step returned {short(got)}; return a dict {{request id: number of tokens}}.",
     )
     if got == expected:
         return
@@ -68,8 +71,8 @@ def _compare(
     if total > budget:
         why = f"{total} tokens are more than the budget of {budget}: every decode and every chunk takes from it ({why})"
     raise Mistake(
-        f"running {running}, waiting {waiting}, budget {budget}, max_num_seqs {seqs}: your step is {got} and should be "
-        f"{expected}: {why}.",
+        f"your step is {got} and should be {expected}: {why}.\nThe call that shows it:\n    my_plan_step({running}, {waiting}, "
+        f"budget={budget}, max_num_seqs={seqs})",
         Picture(
             "bars",
             f"tokens of the step (budget {budget})",
@@ -80,6 +83,14 @@ def _compare(
             {"ylabel": "tokens", "stacked": True},
         ),
     )
+
+
+def _rule(running: list[Row], budget: int, expected: dict[str, int]) -> str:
+    """What the lab's scheduler did here, in words."""
+    decoding = sum(1 for _, prompt, computed in running if computed >= prompt)
+    left = budget - sum(expected.values())
+    rest = f"{counted(left, 'tokens')} of the budget stay unused" if left else "that uses the budget up"
+    return f"{decoding} decoding requests take 1 each, then prefilling ones in order, then waiting ones in order; {rest}"
 
 
 def _against_lab(my_plan_step: PlanStep, seed: int) -> int:
@@ -109,7 +120,7 @@ def _against_lab(my_plan_step: PlanStep, seed: int) -> int:
             budget,
             seqs,
             expected,
-            f"the lab's scheduler, seed {seed}, step {plan.step}",
+            _rule(running, budget, expected),
         )
         scheduler.update(plan, StepResult(0.0))
         num += 1

@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit.experiments.six_incidents import CAUSES, FIGURES, six
 from labkit.teach.exercises.base import Exercise, Mistake, Picture
+from labkit.teach.exercises.watch import called, short
 
 #: the six that the notebook shows, then unseen ones
 SEEDS = (15, 150, 151)
@@ -25,6 +26,7 @@ def incidents(seed: int = 15) -> list[dict[str, float]]:
 
 
 def run(my_diagnosis: Callable[[dict[str, float]], Any]) -> str:
+    my_diagnosis = called(my_diagnosis)
     num = 0
     for seed in SEEDS:
         for number, (cause, figures) in enumerate(six(seed), 1):
@@ -46,11 +48,11 @@ def _judge(answer: Any, cause: str, figures: dict[str, float], where: str) -> No
         {"ylabel": "share of the pool, or of what is free"},
     )
     if not (isinstance(answer, tuple | list) and len(answer) == 2):
-        raise Mistake(f"my_diagnosis returned {answer!r}; return a pair (cause, figure).", picture)
+        raise Mistake(f"my_diagnosis returned {short(answer)}; return a pair (cause, figure).", picture)
     said, evidence = answer
-    if said not in CAUSES:
+    if not isinstance(said, str) or said not in CAUSES:
         raise Mistake(f"{said!r} is no cause; the causes are: {', '.join(CAUSES)}.", picture)
-    if evidence not in FIGURES:
+    if not isinstance(evidence, str) or evidence not in FIGURES:
         raise Mistake(f"{evidence!r} is no figure; the figures are: {', '.join(FIGURES)}.", picture)
     shown = ", ".join(f"{name} {value:g}" for name, value in figures.items())
     if said != cause:

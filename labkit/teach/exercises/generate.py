@@ -14,6 +14,7 @@ from typing import Any
 from labkit.errors import InputError, LabError
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+PART = "this part"
 
 
 def generate(solutions: Path, exercises: Path) -> dict[str, str]:
@@ -61,15 +62,29 @@ def stripped(path: Path) -> str:
     resources: dict[str, Any] = {}
     for preprocessor in (ClearSolutions, ClearHiddenTests, LockCells, ClearOutput):
         notebook, resources = preprocessor(config=config).preprocess(notebook, resources)
+    for cell in notebook.cells:
+        cell.source = named_stubs(cell.source)
     return str(nbformat.writes(notebook, version=4)) + "\n"
 
 
 def stub(name: str) -> str:
-    """`raise NotImplementedError("ex07: …")`: what stands where the solution was."""
+    """`raise NotImplementedError("ex07: …")`: what stands where the solution was; `named_stubs` puts the function's name in."""
     found = re.match(r"ex(\d\d)_", name)
     if not found:
         raise InputError(name, "is not named exNN_name.ipynb")
-    return f'raise NotImplementedError("ex{found[1]}: this part is not written yet; replace the line by your code")'
+    return f'raise NotImplementedError("ex{found[1]}: {PART} is not written yet; replace this line by your code")'
+
+
+def named_stubs(source: str) -> str:
+    """`PART` of every stub becomes the name of the function (and class) around it: "MyBlockTable.append"."""
+    lines, owner, function = [], "", ""
+    for line in source.splitlines():
+        if found := re.match(r"class (\w+)", line):
+            owner, function = f"{found[1]}.", ""
+        elif found := re.match(r"( *)def (\w+)", line):
+            function = found[2] if not found[1] else owner + found[2]
+        lines.append(line.replace(PART, function) if "NotImplementedError" in line else line)
+    return "\n".join(lines)
 
 
 def solution_lines(path: Path) -> list[str]:

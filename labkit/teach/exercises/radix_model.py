@@ -8,68 +8,95 @@ from typing import Any
 import numpy as np
 
 from labkit.teach.exercises.base import Picture, that
+from labkit.teach.exercises.shorten import Op, judge
+
+SEEDS = 20
 
 
 def random_locks_and_evictions(cls: Callable[..., Any]) -> int:
-    """The model is the set of all prefixes in the tree. What an eviction took is learned by matching again."""
     num = 0
-    for seed in range(20):
+    for seed in range(SEEDS):
         rng = np.random.default_rng([11, seed])
-        tree, held, locked, known = (
-            cls(),
-            set[tuple[int, ...]](),
-            list[tuple[int, ...]](),
-            list[tuple[int, ...]](),
-        )
-        for step in range(60):
-            num += 1
-            dice, tokens = rng.random(), tuple(random_tokens(rng))
-            where = f"(seed {seed}, operation {step})"
-            if dice < 0.45 or not known:
-                tree.insert(list(tokens))
-                known.append(tokens)
-                held |= _prefixes(tokens)
-                did = f"insert({list(tokens)})"
+        ops: list[Op] = []
+        for _ in range(60):
+            dice = rng.random()
+            if dice < 0.45 or not ops:
+                ops.append(("insert", random_tokens(rng)))
             elif dice < 0.6:
-                length = _length(known[int(rng.integers(len(known)))], held)
-                tokens = known[int(rng.integers(len(known)))]
-                tokens = tokens[: min(length, _length(tokens, held))]
-                if not tokens:
-                    continue
-                tree.lock(list(tokens))
-                locked.append(tokens)
-                did = f"lock({list(tokens)})"
-            elif dice < 0.75 and locked:
-                tokens = locked.pop(int(rng.integers(len(locked))))
-                tree.unlock(list(tokens))
-                did = f"unlock({list(tokens)})"
+                ops.append(("lock", int(rng.integers(60)), int(rng.integers(1, 9))))
+            elif dice < 0.75:
+                ops.append(("unlock", int(rng.integers(60))))
             else:
-                pinned = set().union(*(_prefixes(t) for t in locked))
-                want, could = int(rng.integers(1, 8)), len(held) - len(pinned)
-                got = tree.evict(want)
-                did = f"evict({want})"
-                that(
-                    min(want, could) <= got <= could,
-                    f"{did} returned {got}; {could} tokens were evictable {where}.",
-                    view(tree),
-                )
-                left = set().union(*(_prefixes(t[: tree.match(list(t))]) for t in known))
-                that(pinned <= left, f"{did} removed tokens of a locked sequence {where}.", view(tree))
-                that(
-                    len(held) - len(left) == got,
-                    f"{did} said {got} and {len(held) - len(left)} tokens are gone {where}: did an inner node go, and with it "
-                    "what hung below it?",
-                    view(tree),
-                )
-                held = left
-            pinned = set().union(*(_prefixes(t) for t in locked))
-            counts, right = (tree.num_tokens, tree.num_evictable), (len(held), len(held) - len(pinned))
-            that(
-                counts == right,
-                f"after {did} (num_tokens, num_evictable) is {counts} and should be {right} {where}.",
-                view(tree),
-            )
+                ops.append(("evict", int(rng.integers(1, 8))))
+        judge(lambda: _Model(cls), (), ops)
+        num += len(ops)
     return num
+
+
+class _Model:
+    """The learner's tree beside the set of all prefixes in it. What an eviction took is learned by matching again."""
+
+    def __init__(self, cls: Callable[..., Any]):
+        self.tree = cls()
+        self.held: set[tuple[int, ...]] = set()
+        self.locked: list[tuple[int, ...]] = []
+        self.known: list[tuple[int, ...]] = []
+
+    def __call__(self, op: Op) -> None:
+        what, number = op[0], op[1]
+        if what == "insert":
+            tokens = tuple(number)
+            self.tree.insert(list(tokens))
+            self.known.append(tokens)
+            self.held |= _prefixes(tokens)
+            did = f"insert({list(tokens)})"
+        elif what == "evict":
+            did = f"evict({number})"
+            self._evict(number, did)
+        elif what == "lock":
+            tokens = self.known[number % len(self.known)] if self.known else ()
+            tokens = tokens[: min(op[2], _length(tokens, self.held))]
+            if not tokens:
+                return
+            self.tree.lock(list(tokens))
+            self.locked.append(tokens)
+            did = f"lock({list(tokens)})"
+        else:
+            if not self.locked:
+                return
+            tokens = self.locked.pop(number % len(self.locked))
+            self.tree.unlock(list(tokens))
+            did = f"unlock({list(tokens)})"
+        counts = (self.tree.num_tokens, self.tree.num_evictable)
+        right = (len(self.held), len(self.held) - len(self._pinned()))
+        that(
+            counts == right,
+            f"after {did} (num_tokens, num_evictable) is {counts} and should be {right}.",
+            view(self.tree),
+        )
+
+    def _pinned(self) -> set[tuple[int, ...]]:
+        return set().union(*(_prefixes(t) for t in self.locked))
+
+    def _evict(self, want: int, did: str) -> None:
+        pinned = self._pinned()
+        could = len(self.held) - len(pinned)
+        got = self.tree.evict(want)
+        that(
+            min(want, could) <= got <= could,
+            f"{did} returned {got!r}; {could} tokens were evictable, so it should return {min(want, could)} or more, and at most "
+            f"{could}.",
+            view(self.tree),
+        )
+        left = set().union(*(_prefixes(t[: self.tree.match(list(t))]) for t in self.known))
+        that(pinned <= left, f"{did} removed tokens of a locked sequence.", view(self.tree))
+        that(
+            len(self.held) - len(left) == got,
+            f"{did} returned {got} and {len(self.held) - len(left)} tokens are gone: did an inner node go, and with it what hung "
+            "below it?",
+            view(self.tree),
+        )
+        self.held = left
 
 
 def random_tokens(rng: np.random.Generator) -> list[int]:

@@ -43,7 +43,7 @@ class Report:
         return (
             f'<div id="exercise-{self.exercise.id}" style="border-left:6px solid {colour};padding:6px 12px;margin:6px 0">'
             f'<b style="color:{colour}">{mark} Exercise {self.exercise.id}: {verdict}</b>'
-            f'<div style="white-space:pre-line">{html.escape(self.message)}</div>{printed}'
+            f'<div style="white-space:pre-wrap">{html.escape(self.message)}</div>{printed}'
             f'<div style="font-size:90%;opacity:.8">{html.escape(self.exercise.title)}, '
             f"checked in {self.seconds:.1f} s</div></div>"
         )
@@ -93,18 +93,17 @@ def report_on(exercise_id: str, *learner: Any, time_s: float | None = None) -> R
     )
 
 
-def hint(exercise_id: str) -> None:
-    """Show the next hint (all of them, when the last has been reached)."""
+def hint(exercise_id: str, start_over: bool = False) -> None:
+    """Show the next hint. The place is kept with the progress, so a restarted kernel goes on where the last one was;
+    `start_over=True` begins with the first hint again, and so does the call after the last one."""
     exercise = find_exercise(exercise_id)
-    seen = progress.read_progress().get(exercise.id, {}).get("num_hints", 0)
-    progress.note(exercise.id, num_hints=1)
-    total = len(exercise.hints)
-    if seen < total:
-        print(f"hint {seen + 1} of {total}: {exercise.hints[seen]}")
-        return
-    print("that were all hints; once more:")
-    for number, text in enumerate(exercise.hints, start=1):
-        print(f"  {number}. {text}")
+    entry, total = progress.read_progress().get(exercise.id, {}), len(exercise.hints)
+    at = 0 if start_over else entry.get("next_hint", min(entry.get("num_hints", 0), total))
+    if at >= total:
+        print(f"those were all {total} hints; from the first again:")
+        at = 0
+    print(f"hint {at + 1} of {total}: {exercise.hints[at]}")
+    progress.note(exercise.id, num_hints=1, next_hint=at + 1)
 
 
 def draw(picture: Picture) -> Any:
@@ -113,6 +112,10 @@ def draw(picture: Picture) -> Any:
         from labkit.viz.charts import draw_bars
 
         return draw_bars(picture.content, title=picture.title, **{"ylabel": "", **picture.options})
+    if picture.kind == "strip":
+        from labkit.teach.exercises.strip import draw_strip
+
+        return draw_strip(picture.content, title=picture.title, **picture.options)
     from labkit.viz import draw_layout
 
     return draw_layout(picture.content, title=picture.title, **picture.options)

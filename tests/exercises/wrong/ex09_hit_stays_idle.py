@@ -65,4 +65,4 @@ class MyPrefixCache:
         return len(self.free_blocks) + len(self.idle)
 
 
-EXPECT = "eviction order"  # the message must contain this
+EXPECT = "Take a hit out of the idle order"  # the message must contain this

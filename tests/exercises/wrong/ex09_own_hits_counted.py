@@ -67,4 +67,4 @@ class MyPrefixCache:
         return len(self.free_blocks) + len(self.idle)
 
 
-EXPECT = "its own hits cannot be evicted"  # the message must contain this
+EXPECT = "Its own hits cannot be evicted for it"  # the message must contain this

@@ -1,0 +1,38 @@
+# ruff: noqa
+"""An exact fit drops the first span of the list, not the one it took."""
+
+
+class MyFirstFit:
+    def __init__(self, capacity):
+        self.spans = [(0, capacity)]
+        self.size_of = {}
+
+    def malloc(self, size):
+        for index, (offset, length) in enumerate(self.spans):
+            if length >= size:
+                rest = (offset + size, length - size)
+                if length > size:
+                    self.spans[index] = rest
+                else:
+                    self.spans.pop(0)
+                self.size_of[offset] = size
+                return offset
+        return None
+
+    def free(self, offset):
+        start, end = offset, offset + self.size_of.pop(offset)
+        kept = []
+        for at, length in self.spans:
+            if at == end:  # the right neighbour is free
+                end = at + length
+            elif at + length == start:  # the left neighbour is free
+                start = at
+            else:
+                kept.append((at, length))
+        self.spans = sorted([*kept, (start, end - start)])
+
+    def free_spans(self):
+        return list(self.spans)
+
+
+EXPECT = "Calls that show it"  # the message must contain this

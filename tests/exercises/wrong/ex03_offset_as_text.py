@@ -1,0 +1,35 @@
+# ruff: noqa
+"""malloc returns the offset as text."""
+
+
+class MyFirstFit:
+    def __init__(self, capacity):
+        self.spans = [(0, capacity)]
+        self.size_of = {}
+
+    def malloc(self, size):
+        for index, (offset, length) in enumerate(self.spans):
+            if length >= size:
+                rest = (offset + size, length - size)
+                self.spans[index : index + 1] = [rest] if length > size else []
+                self.size_of[offset] = size
+                return str(offset)
+        return None
+
+    def free(self, offset):
+        start, end = offset, offset + self.size_of.pop(offset)
+        kept = []
+        for at, length in self.spans:
+            if at == end:  # the right neighbour is free
+                end = at + length
+            elif at + length == start:  # the left neighbour is free
+                start = at
+            else:
+                kept.append((at, length))
+        self.spans = sorted([*kept, (start, end - start)])
+
+    def free_spans(self):
+        return list(self.spans)
+
+
+EXPECT = "malloc(1000) returned '0': it must be an int"  # the message must contain this
