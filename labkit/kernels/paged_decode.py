@@ -18,14 +18,12 @@ more dependent load in front of each row.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from labkit.kernels import checks
 from labkit.kernels.backend import jit, tl, uses_triton
-from labkit.kernels.decode_tiles import check_supported, decode_config, decode_tiles, stride, upcasts
+from labkit.kernels.decode_tiles import decode_config, decode_tiles, stride
 from labkit.kernels.layout import clamped_positions, positions_to_slots
+from labkit.kernels.paged_context import PagedContext
 from labkit.kernels.reference import attend_last, gather_heads
 
 
@@ -54,8 +52,10 @@ def paged_decode_attention(
                        lets the launcher choose, the reference has no use for it
     returns            [num_requests, num_heads, head_dim] in the query's dtype
     """
-    starts = window_starts(seq_lens, window)
-    _check(query, k_cache, v_cache, block_tables, seq_lens, starts, scale, window, k_scale, v_scale, validate)
+    context = PagedContext(k_cache, v_cache, block_tables, seq_lens, scale, window, k_scale, v_scale)
+    context.check_shapes(query, len(query))
+    if validate and len(query):
+        context.check_tables(window_starts(seq_lens, window))
     if len(query) == 0:
         return torch.zeros_like(query)
     if uses_triton(query):
@@ -64,10 +64,8 @@ def paged_decode_attention(
         if num_splits > 1:
             from labkit.kernels.paged_decode_split import launch_split
 
-            return launch_split(
-                query, k_cache, v_cache, block_tables, seq_lens, scale, window, k_scale, v_scale, num_splits
-            )
-        return _launch(query, k_cache, v_cache, block_tables, seq_lens, scale, window, k_scale, v_scale)
+            return launch_split(query, context, num_splits)
+        return _launch(query, context)
     return paged_decode_attention_reference(
         query,
         k_cache,
@@ -226,81 +224,20 @@ def paged_decode_kernel(
     tl.store(out_at, result.to(out.dtype.element_ty), mask=real[:, None])
 
 
-def _launch(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    window: int | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-) -> torch.Tensor:
+def _launch(query: torch.Tensor, context: PagedContext) -> torch.Tensor:
     num_requests, num_heads, head_dim = query.shape
-    block_size, num_kv_heads = k_cache.shape[1:3]
-    group = num_heads // num_kv_heads
-    check_supported(query.dtype, head_dim, block_size)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    checks.check_alignment(query=query, k_cache=k_cache, v_cache=v_cache, out=out)
-    checks.check_contiguous(k_scale=k_scale, v_scale=v_scale, seq_lens=seq_lens)
-    checks.check_rows_contiguous("block_tables", block_tables)
-    config = decode_config(query.dtype, head_dim, group, k_scale is not None)
-    paged_decode_kernel[(num_requests, num_kv_heads)](
+    context.check_launch(query, out=out)
+    group = num_heads // context.num_kv_heads
+    config = decode_config(query.dtype, head_dim, group, context.is_quantized)
+    paged_decode_kernel[(num_requests, context.num_kv_heads)](
         out,
-        query,
-        k_cache,
-        v_cache,
-        k_scale if k_scale is not None else seq_lens,
-        v_scale if v_scale is not None else seq_lens,
-        block_tables,
-        seq_lens,
-        scale * math.log2(math.e),
-        num_kv_heads,
-        0 if window is None else window,
-        stride(out, 0),
-        stride(out, 1),
-        stride(query, 0),
-        stride(query, 1),
-        *(stride(k_cache, dim) for dim in range(3)),
-        *(stride(v_cache, dim) for dim in range(3)),
-        block_tables.stride(0),
-        GROUP=group,
+        stride_out_row=stride(out, 0),
+        stride_out_head=stride(out, 1),
+        **context.kernel_arguments(query),
         ROWS=config.rows,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
         BLOCK_N=config.tile_n,
-        WINDOWED=window is not None,
-        QUANTIZED=k_scale is not None,
-        UPCAST=upcasts(query.dtype),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     return out
-
-
-def _check(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    starts: torch.Tensor,
-    scale: float,
-    window: int | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    validate: bool,
-) -> None:
-    checks.check_rank("k_cache", k_cache, "num_blocks, block_size, num_kv_heads, head_dim")
-    checks.check_devices(
-        query=query, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens
-    )
-    checks.check_cache_pair(k_cache, v_cache, k_scale, v_scale)
-    checks.check_query(query, k_cache)
-    checks.check_rank("block_tables", block_tables, "num_requests, max_blocks")
-    checks.check_index("block_tables", block_tables, len(query))
-    checks.check_index("seq_lens", seq_lens, len(query))
-    checks.check_scale_and_window(scale, window)
-    if validate and len(query):
-        checks.check_block_tables(block_tables, seq_lens, k_cache.shape[0], k_cache.shape[1], starts)

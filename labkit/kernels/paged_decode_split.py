@@ -13,14 +13,12 @@ The torch reference is that of the single pass: splitting may not change the res
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from labkit.errors import LabError
-from labkit.kernels import checks
 from labkit.kernels.backend import jit, tl
-from labkit.kernels.decode_tiles import check_supported, decode_config, decode_tiles, stride, upcasts
+from labkit.kernels.decode_tiles import decode_config, decode_tiles, stride
+from labkit.kernels.paged_context import PagedContext
 
 #: see `paged_decode.ALIGNED`; the partial results are this launcher's own contiguous tensors
 ALIGNED = (
@@ -169,61 +167,25 @@ def paged_decode_reduce_kernel(
     )
 
 
-def launch_split(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    window: int | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    num_splits: int,
-) -> torch.Tensor:
+def launch_split(query: torch.Tensor, context: PagedContext, num_splits: int) -> torch.Tensor:
     """Both launches; the arguments are those of `paged_decode_attention`, already checked there."""
     if not 1 <= num_splits <= 64:
         raise LabError(f"num_splits: is {num_splits}, accepted are 1 to 64")
     num_requests, num_heads, head_dim = query.shape
-    block_size, num_kv_heads = k_cache.shape[1:3]
-    group = num_heads // num_kv_heads
-    check_supported(query.dtype, head_dim, block_size)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    partial = torch.empty(
-        num_requests, num_heads, num_splits, head_dim, dtype=torch.float32, device=query.device
-    )
-    partial_lse = torch.empty(num_requests, num_heads, num_splits, dtype=torch.float32, device=query.device)
-    checks.check_alignment(query=query, k_cache=k_cache, v_cache=v_cache, out=out, partial=partial)
-    checks.check_contiguous(k_scale=k_scale, v_scale=v_scale, seq_lens=seq_lens)
-    checks.check_rows_contiguous("block_tables", block_tables)
-    config = decode_config(query.dtype, head_dim, group, k_scale is not None)
-    paged_decode_split_kernel[(num_requests, num_kv_heads, num_splits)](
+    pieces = (num_requests, num_heads, num_splits)
+    partial = torch.empty(*pieces, head_dim, dtype=torch.float32, device=query.device)
+    partial_lse = torch.empty(pieces, dtype=torch.float32, device=query.device)
+    context.check_launch(query, out=out, partial=partial)
+    group = num_heads // context.num_kv_heads
+    config = decode_config(query.dtype, head_dim, group, context.is_quantized)
+    paged_decode_split_kernel[(num_requests, context.num_kv_heads, num_splits)](
         partial,
         partial_lse,
-        query,
-        k_cache,
-        v_cache,
-        k_scale if k_scale is not None else seq_lens,
-        v_scale if v_scale is not None else seq_lens,
-        block_tables,
-        seq_lens,
-        scale * math.log2(math.e),
-        num_kv_heads,
-        num_splits,
-        0 if window is None else window,
-        stride(query, 0),
-        stride(query, 1),
-        *(stride(k_cache, dim) for dim in range(3)),
-        *(stride(v_cache, dim) for dim in range(3)),
-        block_tables.stride(0),
-        GROUP=group,
+        num_splits=num_splits,
+        **context.kernel_arguments(query),
         ROWS=config.rows,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
         BLOCK_N=config.tile_n,
-        WINDOWED=window is not None,
-        QUANTIZED=k_scale is not None,
-        UPCAST=upcasts(query.dtype),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

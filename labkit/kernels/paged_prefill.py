@@ -14,15 +14,15 @@ keys they see (n * prefix + n * (n + 1) / 2 for n rows behind a prefix), b bytes
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from labkit.kernels import checks
 from labkit.kernels.backend import jit, tl, uses_triton
-from labkit.kernels.decode_tiles import check_supported, stride, upcasts
+from labkit.kernels.decode_tiles import stride
 from labkit.kernels.layout import clamped_positions, positions_to_slots
+from labkit.kernels.paged_context import PagedContext
 from labkit.kernels.reference import attend, gather_heads
 
 
@@ -50,35 +50,15 @@ def paged_prefill_attention(
     max_query_len   the longest chunk; None: the launcher reads it from cu_query_lens
     returns         [num_tokens, num_heads, head_dim] in the query's dtype
     """
-    _check(
-        query,
-        k_cache,
-        v_cache,
-        block_tables,
-        cu_query_lens,
-        seq_lens,
-        scale,
-        window,
-        k_scale,
-        v_scale,
-        validate,
-    )
+    context = PagedContext(k_cache, v_cache, block_tables, seq_lens, scale, window, k_scale, v_scale)
+    context.check_shapes(query, len(seq_lens))
+    _check_rows(query, cu_query_lens, seq_lens, validate)
+    if validate and len(seq_lens):
+        context.check_tables(first_visible(seq_lens, cu_query_lens.diff(), window))
     if len(query) == 0:
         return torch.zeros_like(query)
     if uses_triton(query):
-        return _launch(
-            query,
-            k_cache,
-            v_cache,
-            block_tables,
-            cu_query_lens,
-            seq_lens,
-            scale,
-            window,
-            k_scale,
-            v_scale,
-            max_query_len,
-        )
+        return _launch(query, context, cu_query_lens, max_query_len)
     return paged_prefill_attention_reference(
         query,
         k_cache,
@@ -293,106 +273,48 @@ def paged_prefill_kernel(
 
 
 def _launch(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    cu_query_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    window: int | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    max_query_len: int | None,
+    query: torch.Tensor, context: PagedContext, cu_query_lens: torch.Tensor, max_query_len: int | None
 ) -> torch.Tensor:
     _, num_heads, head_dim = query.shape
-    block_size, num_kv_heads = k_cache.shape[1:3]
-    group = num_heads // num_kv_heads
-    check_supported(query.dtype, head_dim, block_size)
+    num_requests = len(context.seq_lens)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    checks.check_alignment(query=query, k_cache=k_cache, v_cache=v_cache, out=out)
-    checks.check_contiguous(k_scale=k_scale, v_scale=v_scale, cu_query_lens=cu_query_lens, seq_lens=seq_lens)
-    checks.check_rows_contiguous("block_tables", block_tables)
+    context.check_launch(query, out=out)
+    checks.check_contiguous(cu_query_lens=cu_query_lens)
     if max_query_len is None:
         max_query_len = int(cu_query_lens.diff().max())  # waits for the device; callers that know it pass it
-    config = prefill_config(query.dtype, head_dim, k_scale is not None)
-    paged_prefill_kernel[(-(-max_query_len // config.tile_m), num_heads, len(seq_lens))](
+    config = prefill_config(query.dtype, head_dim, context.is_quantized)
+    paged_prefill_kernel[(-(-max_query_len // config.tile_m), num_heads, num_requests)](
         out,
-        query,
-        k_cache,
-        v_cache,
-        k_scale if k_scale is not None else seq_lens,
-        v_scale if v_scale is not None else seq_lens,
-        block_tables,
-        cu_query_lens,
-        seq_lens,
-        scale * math.log2(math.e),
-        num_kv_heads,
-        0 if window is None else window,
-        stride(out, 0),
-        stride(out, 1),
-        stride(query, 0),
-        stride(query, 1),
-        *(stride(k_cache, dim) for dim in range(3)),
-        *(stride(v_cache, dim) for dim in range(3)),
-        block_tables.stride(0),
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
+        cu_query_lens=cu_query_lens,
+        stride_out_row=stride(out, 0),
+        stride_out_head=stride(out, 1),
+        **context.kernel_arguments(query),
         BLOCK_M=config.tile_m,
         BLOCK_N=config.tile_n,
-        WINDOWED=window is not None,
-        QUANTIZED=k_scale is not None,
-        UPCAST=upcasts(query.dtype),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     return out
 
 
-def _check(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    cu_query_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    window: int | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    validate: bool,
+def _check_rows(
+    query: torch.Tensor, cu_query_lens: torch.Tensor, seq_lens: torch.Tensor, validate: bool
 ) -> None:
-    checks.check_rank("k_cache", k_cache, "num_blocks, block_size, num_kv_heads, head_dim")
-    checks.check_devices(
-        query=query, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens
-    )
-    checks.check_cache_pair(k_cache, v_cache, k_scale, v_scale)
-    checks.check_query(query, k_cache)
-    checks.check_rank("block_tables", block_tables, "num_requests, max_blocks")
-    checks.check_index("block_tables", block_tables, len(seq_lens))
-    checks.check_index("seq_lens", seq_lens)
+    """Which rows of the query are whose; the values only where asked to."""
     checks.check_index("cu_query_lens", cu_query_lens)
     if len(cu_query_lens) != len(seq_lens) + 1:
         raise checks.fail(
             "cu_query_lens", f"has {len(cu_query_lens)} entries, accepted is {len(seq_lens) + 1}"
         )
-    checks.check_scale_and_window(scale, window)
-    if validate and len(seq_lens):
-        query_lens = cu_query_lens.diff()
-        checks.check_all(
+    if not validate or not len(seq_lens):
+        return
+    ends, query_lens = cu_query_lens[1:], cu_query_lens.diff()
+    checks.check_all("cu_query_lens", query_lens >= 0, ends, "decreases to {value}")
+    if int(cu_query_lens[0]) != 0 or int(cu_query_lens[-1]) != len(query):
+        raise checks.fail(
             "cu_query_lens",
-            cu_query_lens[1:] >= cu_query_lens[:-1],
-            cu_query_lens[1:],
-            "decreases to {value}",
+            f"spans {int(cu_query_lens[0])} to {int(cu_query_lens[-1])}, accepted is 0 to {len(query)}",
         )
-        if int(cu_query_lens[0]) != 0 or int(cu_query_lens[-1]) != len(query):
-            raise checks.fail(
-                "cu_query_lens",
-                f"spans {int(cu_query_lens[0])} to {int(cu_query_lens[-1])}, accepted is 0 to {len(query)}",
-            )
-        checks.check_all(
-            "seq_lens", seq_lens >= query_lens, seq_lens, "{value} is shorter than the request's query rows"
-        )
-        starts = first_visible(seq_lens, query_lens, window)
-        checks.check_block_tables(block_tables, seq_lens, k_cache.shape[0], k_cache.shape[1], starts)
+    checks.check_all(
+        "seq_lens", seq_lens >= query_lens, seq_lens, "{value} is shorter than the request's query rows"
+    )
