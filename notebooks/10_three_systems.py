@@ -67,14 +67,14 @@ requests, origin = three_load(lab.pick(ci=400, lab=2000), lab.rng(1))
 POOL = 24_000
 print(origin)
 print(
-    f"So fast that 870 output tokens a second are asked for; clients allow 1,024 output tokens. The pool holds {POOL:,} tokens, a step takes 10 ms and 0.05 ms a token."
+    f"Requests come fast enough to ask for 870 output tokens a second; every client allows up to 1,024. The pool holds {POOL:,} tokens, a step takes 10 ms and 0.05 ms a token."
 )
 
 # %% [markdown]
 # ## 10.1 vLLM: blocks, tables, a budget
 #
 # The pool is cut into blocks of 16 tokens. A request has a table of block numbers; where the blocks lie does not matter.
-# Look at the tables of requests in the moment when they leave.
+# Look at the tables of requests at the moment when they leave.
 
 # %%
 back = predict(
@@ -103,7 +103,8 @@ pd.DataFrame(
 
 # %% [markdown]
 # Whoever shares the system prompt has the same numbers at the beginning. The rest lies anywhere, and the attention kernel
-# reads it as if it were one piece. The pool while this runs, blocks by who holds them:
+# reads it as if it were one piece. The pool while this runs, blocks by who holds them. The dashed line is the longest run of
+# free blocks: next to nothing most of the time, and nobody needs it.
 
 # %%
 builder = RunBuilder(total=POOL // 16, title="vLLM's pool", unit="blocks")
@@ -125,8 +126,8 @@ draw_bars(
         name: {"tables in 5 pieces or more": 100 * b.scattered, "blocks freed on leaving": 100 * b.returned}
         for name, b in {"as it is": blocks, "without prefix caching": private, "one request at a time": alone}.items()
     },
-    ylabel="%",
-    title="scattered, and served; shared, and not free",
+    ylabel="share (%)",
+    title="tables of leaving requests: how scattered, and how much comes back",
     height=3.4,
 )  # fmt: skip
 
@@ -152,7 +153,7 @@ waiting_table(until_waiting("vllm", requests, POOL), 6)
 # ## 10.2 TensorRT-LLM: fixed shapes, and two ways to be good
 #
 # An engine is built, or profiled, for its largest step. The buffers of that step are set aside for good. Llama-3.1-8B on an
-# H100, by the planner's own estimate (activations of the widest layer):
+# H100-80GB, by the planner's own estimate (activations of the widest layer):
 
 # %%
 SHAPES = [2048, 8192, 32_768, 131_072]
@@ -162,10 +163,15 @@ draw_bars(
         f"{tokens:,} tokens a step": {"activations and workspace": (s.activation_bytes + s.workspace_bytes) / GIB, "KV": s.kv_bytes / GIB}
         for tokens, s in shapes.items()
     },
-    ylabel="GiB",
-    title="the largest step that might come takes its memory every day",
+    ylabel="GiB of the card",
+    title="the largest step that might come takes its memory for good",
     stacked=True,
 )  # fmt: skip
+
+# %% [markdown]
+# And two policies for the pool. `GUARANTEED_NO_EVICT` admits a request only if the blocks for its longest possible output fit
+# beside those of everybody who runs. `MAX_UTILIZATION` admits while the next step fits, and *pauses* a running request when
+# it does not: its blocks go, and it is computed again later.
 
 # %%
 faster_by = predict(
@@ -219,13 +225,18 @@ claim(
 )
 
 # %% [markdown]
-# The column `worst_gap_s` is what a reader of a stream feels: one policy lets people wait at the door, the other lets them in
-# and sometimes stops in mid-sentence. In a pool that is large enough (the control) they are the same.
+# In the table, `num_lost_tokens` were computed twice, `hit_share` of the prompt tokens came from the prefix cache, `waste` is the
+# empty part of what live requests hold, and `mixed_share` of the steps with a prefill also decode. The column `worst_gap_s`, the
+# longest pause between two tokens of one request, is what a reader of a stream feels: one policy lets people wait at the door, the
+# other lets them in and sometimes stops in mid-sentence. In a pool that is large enough (the control) they are the same.
+#
+# The line above the claim says how full the step is that the buffers are made for, and how much of a decode step is padding: a
+# recorded graph exists for some batch sizes, and a batch between two of them runs as the next larger one.
 #
 # ## 10.3 SGLang: reuse against lifetime
 #
 # Programs of five calls: a plan, three continuations of it at the same time, a join. What a call leaves is in the radix tree
-# for the next one.
+# (all known token sequences, common beginnings stored once) for the next one.
 
 # %%
 dead = predict(
@@ -256,12 +267,12 @@ draw_tradeoff(
 
 # %%
 runs = {
-    "SGLang": run_system("sglang", requests[:150], POOL).watch.steps(),
     "vLLM": run_system("vllm", requests[:150], POOL).watch.steps(),
+    "SGLang": run_system("sglang", requests[:150], POOL).watch.steps(),
 }
 draw_timeline(
     [
-        Series(f"{name}: {label}", (part := f[(f["end_s"] > 20) & (f["end_s"] < 26)])["end_s"], part[column], unit=unit)
+        Series(f"{name}: {label}", (part := f[(f["end_s"] > 20) & (f["end_s"] < 26)])["end_s"], part[column], unit=unit, dashed=name == "SGLang")
         for name, f in runs.items()
         for label, column, unit in (("prefill", "prefill_tokens", "tokens a step"), ("decode", "decodes", "requests a step"))
     ],
@@ -284,8 +295,12 @@ claim(
 )
 
 # %% [markdown]
-# Single calls leave as much behind and nobody ever comes for it: lifetime without reuse. SGLang also guesses how much running
-# requests will still write. A bold guess admits more, and takes back more:
+# Single calls leave much behind too, and nobody ever comes for it: lifetime without reuse. In the smallest pools the hits of
+# the programs rise again. That is no luck of memory: the queue is long there, and SGLang (`lpm`, longest prefix match) serves
+# first whoever finds most. The others wait.
+#
+# SGLang also guesses how much running requests will still write, and takes memory back (*retracts* a request) when it guessed too
+# little. A lower `schedule_conservativeness` is a bolder guess. Does the boldest one retract most?
 
 # %%
 guesses = {
@@ -300,6 +315,10 @@ pd.DataFrame(
 )  # fmt: skip
 
 # %% [markdown]
+# The boldest retracts least. After its first retraction SGLang takes the share that running requests have really written as
+# its new guess, and lets it sink by a six-hundredth of the *initial* guess a step. From a small initial guess it hardly sinks:
+# one burn, and the boldest setting is cautious for the rest of the run. What a switch is called is not what it does.
+#
 # ## 10.4 The three on the same trace
 
 # %%
@@ -369,7 +388,7 @@ claim(
 
 # %% [markdown]
 # **Explain.** Blocks make irregular requests *manageable*: any hole fits. What makes them *predictable* is who pays when the
-# promise comes due. vLLM promises little, and the last one in pays with his work. SGLang estimates, and the one who has
+# promise comes due. vLLM promises little, and the last one in pays with its work. SGLang estimates, and the one that has
 # said least pays. TensorRT-LLM promises everything to the end, and the ones at the door pay. None is right; each is right
 # for somebody.
 #
@@ -396,7 +415,7 @@ MOODS = {
 
 def systems_panel(mood, pool, figure=None):
     name, own = MOODS[mood]
-    run = run_system(name, requests[:100], 1000 * pool, **own)
+    run = run_system(name, requests[:80], 1000 * pool, **own)
     frame = run.watch.frame()
     return draw_timeline(
         [
@@ -422,7 +441,7 @@ SliderPanel(
 # ## In an interview
 #
 # *"vLLM, SGLang or TensorRT-LLM?"* Shallow: whichever is fastest in the last benchmark. Good: what each counts on admission.
-# Deep: who pays when memory runs short (the last one in, the one who has said least, the one at the door), what a step
+# Deep: who pays when memory runs short (the last one in, the one that has said least, the one at the door), what a step
 # mixes, when a block becomes findable, and a recording to prove that you read the code right.
 #
 # **Exercises:** 10 (radix tree), 11 (admission by block with headroom), 12 (chunked prefill within a token budget).
@@ -431,9 +450,9 @@ SliderPanel(
 #
 # 1. All three cut memory into blocks, so any hole fits.
 # 2. They differ in what they promise on admission: the present, an estimate, or everything.
-# 3. They differ in who pays: the last one in, the one who has said least, the ones at the door.
-# 4. Shapes and workspaces are paid for every day; size them for the steps that come.
-# 5. Reusable state outlives its request; it is memory that nobody asked for and somebody will.
+# 3. They differ in who pays: the last one in, the one that has said least, the ones at the door.
+# 4. Shapes and workspaces are paid for in every step; size them for the steps that come.
+# 5. Reusable state outlives its request: memory that nobody uses now and somebody will ask for.
 #
 # **What would change my mind:** a recording of a real system that its model does not reproduce.
 

@@ -48,14 +48,15 @@ from labkit.observe.exposition import block_histograms
 from labkit.observe.measure import free_by_size_class, measure
 from labkit.observe.metrics import Metric
 from labkit.teach import claim, finish, predict, setup
-from labkit.units import GIB, format_bytes
+from labkit.units import GIB, MIB, format_bytes
 from labkit.viz import Choice, Event, Limit, Series, Slider, SliderPanel, dashboard, draw_timeline
-from labkit.viz.charts import draw_bars
+from labkit.viz.charts import draw_bars, number
 from labkit.viz.player_builder import RunBuilder
 from labkit.workload.sessions import SessionLoad, session_load
 from labkit.workload.traces import load_or_synthetic
 
 lab = setup(scale, device, seed)
+pd.set_option("display.max_colwidth", None)
 model = get_model("Llama-3.1-8B")
 bytes_per_token = model.kv_bytes_per_token()
 requests, origin = load_or_synthetic("azure-conv", lab.pick(ci=600, lab=4000), lab.rng(1))
@@ -63,9 +64,25 @@ requests = [r for r in requests if r.num_prompt_tokens + r.num_output_tokens < 8
 print(origin, "The card has 80 GiB. A step takes 10 ms and 0.05 ms for each scheduled token.")
 
 
+def shown(value, unit):
+    """A figure as people read it; of a distribution some points."""
+    if isinstance(value, dict):
+        keys = [key for key in value if key in ("mean", "p50", "p95", "before", "after")] or list(value)[:6]
+        by_class = unit == "bytes by power of two"
+        return ", ".join(
+            f"{format_bytes(key) if by_class else key}: {format_bytes(value[key]) if by_class else number(value[key])}"
+            for key in keys
+        )
+    return format_bytes(value) if unit == "bytes" else number(value)
+
+
 def table(metrics, group):
     """The metrics of one group, as they are called."""
-    rows = [(m.info.name, value, m.info.unit) for m, value in metrics.items() if m.info.group == group]
+    rows = [
+        (m.info.name, shown(value, m.info.unit), "" if m.info.unit == "bytes" else m.info.unit)
+        for m, value in metrics.items()
+        if m.info.group == group
+    ]
     return pd.DataFrame(rows, columns=["metric", "value", "unit"]).set_index("metric")
 
 
@@ -145,9 +162,9 @@ draw_timeline(
 stopped = serve("reserve-pow2", long_answers, **pool, max_steps=4000)
 classes = free_by_size_class(stopped.kv.layout())
 draw_bars(
-    {f"{format_bytes(size)} and up": {"free": total / GIB} for size, total in classes.items()},
-    ylabel="free (GiB)",
-    title="free distribution by size class, at one instant of the run",
+    {f"{format_bytes(size)} and up": {"free": total / MIB} for size, total in classes.items()},
+    ylabel="free (MiB)",
+    title="free bytes by the length of the span they lie in, at one instant of the run",
 )
 
 # %%
@@ -192,7 +209,7 @@ draw_bars(
         if 0.1 <= edge <= 100
     },
     ylabel="blocks",
-    title="how long blocks live, idle before they are evicted, and wait to be used again",
+    title="how long blocks live, lie idle before eviction, wait for reuse (from each label up to the next)",
     logy=True,
 )  # fmt: skip
 
@@ -211,7 +228,7 @@ claim(
 )
 
 # %% [markdown]
-# ## 11.4 Scheduling: refusals and waiting where memory shows nothing
+# ## 11.4 Scheduling: waiting where memory shows nothing
 #
 # The first server again, with 40 GiB for keys and values and a limit of eight sequences that somebody set long ago.
 
@@ -257,11 +274,17 @@ claim(
 # ## 11.5 User: the harm, and what a restart says about it
 #
 # A server that leaks: every fourth request leaves 128 tokens behind. Steady traffic, five requests a second, and a pool 1.8 times as
-# large as what it holds on average. In the middle the server is restarted. The dashboard has all five groups on one clock, and the pool below it follows: drag in the picture or in the player.
+# large as what it holds on average. In the middle the server is drained and restarted. The dashboard has all five groups on one
+# clock, and the pool below it follows: drag in the picture or in the player. **TTFT** is the time to the first token, **TPOT** the
+# mean time to each later one; the curves of lifetimes and of TTFT look back over an eighth of the run, so they fall some time
+# after the restart.
 
 # %%
 worse = predict(
-    "How many times longer is the P95 of TTFT before the restart than after it?", low=1, high=40, unit="times"
+    "How many times longer is the P95 of TTFT before the restart than after it?",
+    low=1,
+    high=200,
+    unit="times",
 )
 worse
 
@@ -319,16 +342,16 @@ seen = {name: reading.only_nvidia_smi() for name, reading in readings.items()}
 draw_bars(
     {
         name: {
-            "nvidia-smi": 100 * r.nvidia_smi,
-            "weights": 100 * r.weights_share,
-            "reserved, not active": 100 * r.cached_by_allocator,
-            "pool usage": 100 * r.pool_usage,
-            "explained by active sequences": 100 * min(1.0, r.explained),
+            "nvidia-smi, of the card": 100 * r.nvidia_smi,
+            "weights, of the card": 100 * r.weights_share,
+            "not active, of the card": 100 * r.cached_by_allocator,
+            "live, of the pool": 100 * r.pool_usage,
+            "explained, of what is live": 100 * min(1.0, r.explained),
         }
         for name, r in readings.items()
     },
-    ylabel="%",
-    title="the same first bar, five other servers",
+    ylabel="share (%)",
+    title="the same first bar on five servers",
 )
 
 # %%
@@ -347,9 +370,9 @@ pd.DataFrame(
 ).T
 
 # %% [markdown]
-# How each is told: weights over 70 % of the card; a fifth of the card reserved and not active; a full pool of which the active
-# sequences explain less than half; a queue beside sequences that explain what is live. The control applies the same rules to
-# somebody who has nothing but the reading.
+# How each is told: weights over 70 % of the card; a fifth of the card reserved by the allocator and not active; a full pool of
+# which the active sequences (their number times the mean tokens of a request) explain less than half; a queue beside sequences
+# that explain what is live. The control applies the same rules to somebody who has nothing but the reading.
 
 # %%
 numbers = [readings[name].nvidia_smi for name in CAUSES]
@@ -373,7 +396,7 @@ claim(
 
 # %%
 def watch_panel(pool_gib, limit, speed, sharing, figure=None):
-    load = steady_load(chats[:150] if sharing == "chats" else requests, 150, float(speed), lab.rng(8))
+    load = steady_load(chats[:100] if sharing == "chats" else requests, 100, float(speed), lab.rng(8))
     run = watch(
         load,
         device_with(model.weight_bytes(), pool_gib * GIB),
@@ -399,8 +422,8 @@ SliderPanel(
     watch_panel,
     {
         "pool_gib": Slider(8, 3, 56, 1, label="pool (GiB)"),
-        "limit": Slider(64, 2, 256, 1, label="sequences at once"),
-        "speed": Slider(6, 1, 40, 1, label="requests a second"),
+        "limit": Slider(64, 8, 256, 1, label="sequences at once"),
+        "speed": Slider(6, 2, 40, 1, label="requests a second"),
         "sharing": Choice("chats", ["chats", "single requests"], label="load"),
     },
     title="Which dial moves?",

@@ -35,6 +35,7 @@ from labkit.viz import Choice, Series, Slider, SliderPanel, draw_timeline
 from labkit.viz.charts import draw_bars
 
 lab = setup(scale, device, seed)
+pd.set_option("display.max_colwidth", None)
 
 
 def table(cases):
@@ -88,7 +89,10 @@ def usage_lines(cases):
     return draw_timeline(
         [
             Series(
-                case.cause, case.evidence.series["time_s"], 100 * case.evidence.series["kv_usage"], unit="%"
+                SHORT[case.kind],
+                case.evidence.series["time_s"],
+                100 * case.evidence.series["kv_usage"],
+                unit="% of the pool",
             )
             for case in cases
         ],
@@ -101,7 +105,7 @@ def usage_lines(cases):
 
 # %%
 guess = predict(
-    "Which of the four can be seen when nobody runs at all?",
+    "Which of the four shows in the pool's usage when nobody runs at all?",
     options=[
         "no contiguous room",
         "pool held by long requests",
@@ -239,7 +243,7 @@ none, gives_way, keeps = hit_rate_and_pressure(lab.rng(4))
 more.compare(keeps.pressure)
 draw_timeline(
     [
-        Series(label, [row.time_s for row in keeps.run.rows], [100 * row.values[name] / keeps.run.capacity_tokens for row in keeps.run.rows], unit="%")
+        Series(label, [row.time_s for row in keeps.run.rows], [100 * row.values[name] / keeps.run.capacity_tokens for row in keeps.run.rows], unit="% of the pool")
         for label, name in (("live", "kv_live_tokens"), ("cached", "kv_cached_tokens"), ("free", "kv_free_tokens"))
     ],
     title=f"the cache that keeps: {100 * keeps.hit_ratio:.0f} % hits, {keeps.pressure:.2f} events a request",
@@ -301,7 +305,7 @@ claim(
 
 # %%
 def fault_panel(fault, held, figure=None):
-    run = held_back(np.random.default_rng(seed + 1), fault, held / 100)
+    run = held_back(np.random.default_rng(seed + 1), fault, held / 100, num_requests=150)
     times = [row.time_s for row in run.rows]
     return draw_timeline(
         [
@@ -327,9 +331,9 @@ SliderPanel(
 # ## In an interview
 #
 # *"Latency is fine after a restart and bad two hours later. What do you look at?"* Shallow: restart it every night. Good: what
-# is held with nobody running, and whether it grows. Deep: stays for seconds (reclaim), minutes with prefix hits (references),
-# for ever and counted as running (sessions), for ever and counted by nobody (leak), or nothing is held in the pool and the
-# allocator's reserved bytes grow.
+# is held with nobody running, and whether it grows. Deep: tells by that what it is. It stays for seconds (reclaim), for minutes
+# with prefix hits (references), for ever and counted as running (sessions), for ever and counted by nobody (leak); or nothing is
+# held in the pool and the allocator's reserved bytes grow.
 #
 # **Exercise:** 15 (six incidents: name the cause and the evidence).
 #

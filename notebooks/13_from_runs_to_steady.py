@@ -14,8 +14,8 @@
 # %% [markdown]
 # # 13. From "it runs" to "it runs steadily"
 #
-# **The question.** A service runs. It passed its load test, its memory adds up, and three times an hour users get nothing for
-# ten seconds. Six remedies are said to help. What does each one buy, on the same service, under the same load?
+# **The question.** A service runs. It passed its load test, its memory adds up, and whenever a few long documents arrive users get
+# nothing for ten seconds. Six remedies are said to help. What does each one buy, on the same service, under the same load?
 #
 # The promise: a chat gets its first token within 2 s and the others within 60 ms each; a document has 10 s for the first.
 # **Attainment** is the share of all requests that were served within it.
@@ -96,7 +96,7 @@ draw_timeline(
 
 # %%
 guess = predict(
-    "The mean load leaves a third of the pool free. What share of requests is served within the promise?",
+    "The mean load fills little more than half of the pool. What share of requests is served within the promise?",
     low=0,
     high=100,
     unit="%",
@@ -231,8 +231,8 @@ draw_bars(
         "documents": {"one pool": before.by_kind["document"], "budgets by class": after.by_kind["document"]},
         "no documents (control)": {"one pool": calm[0].attainment, "budgets by class": calm[1].attainment},
     },
-    ylabel="attainment",
-    title="in a step",
+    ylabel="attainment (0 to 1)",
+    title="in a step: long prompts have a budget of their own, or not",
 )
 
 # %%
@@ -243,7 +243,7 @@ draw_bars(
         "pools by chance (control)": {"lost": 100 * by_chance.lost_share},
     },
     ylabel="lost (% of bytes in use)",
-    title="in memory",
+    title="in memory: what only its own class can use",
 )
 
 
@@ -298,7 +298,8 @@ claim(
 )
 
 # %% [markdown]
-# Read the price: documents wait longer, so fewer of *them* get their first token in time. Somebody pays; the rule decides who.
+# Read the price in the column of the documents: even now fewer of *them* get their first token in time than with ample memory,
+# because they wait so that chats need not. Somebody pays; the rule decides who.
 #
 # ## 13.5 Observe ageing
 #
@@ -387,8 +388,9 @@ claim(
 # %% [markdown]
 # ## All in turn
 #
-# The configuration after each remedy, on the same load. The fourth makes the memory that the first one took unnecessary: the
-# last bar runs in the 60,000 tokens of the first.
+# The configuration after each of the first four remedies, on the same load (watching and tuning, the fifth and the sixth, keep
+# it there). The fourth makes the memory that the first one took unnecessary: the last bar runs in the 60,000 tokens of the
+# first.
 
 # %%
 draw_bars(
@@ -425,7 +427,7 @@ def steady_panel(memory, kv, batching, admission, fill, figure=None):
     )
 
 
-panel_load = chats_and_documents(lengths, lab.rng(2), num_chats=250)
+panel_load = chats_and_documents(lengths, lab.rng(2), num_chats=180)
 SliderPanel(
     steady_panel,
     {

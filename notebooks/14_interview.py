@@ -15,7 +15,7 @@
 # # 14. Telling it in an interview as someone who has done it
 #
 # **The question.** *"Our GPUs have memory free and the service refuses requests. What do you do?"* Everybody can name paged
-# attention. How does somebody sound who has been there, and how would you prove that he is right?
+# attention. How do people sound who have been there, and how would you prove that they are right?
 
 # %% tags=["parameters"]
 scale = "ci"
@@ -40,7 +40,7 @@ from labkit.teach.quiz import STEPS, choose, load_questions, prove
 from labkit.teach.quiz_interview import ARGUMENT, BONUS, draw_interview, rubric
 from labkit.teach.quiz_notebook import show_quiz
 from labkit.viz import Slider, SliderPanel
-from labkit.viz.charts import draw_bars, draw_tradeoff
+from labkit.viz.charts import draw_bars, draw_tradeoff, number
 
 lab = setup(scale, device, seed)
 pd.set_option("display.max_colwidth", None)
@@ -184,16 +184,24 @@ claim(
 #
 # Said in one sentence each, they show that somebody has looked. Each has an experiment.
 
+
 # %%
+def rounded(figures):
+    """Three digits are enough to read."""
+    lists = {name: value if isinstance(value, list) else [value] for name, value in figures.items()}
+    return ", ".join(f"{name} {' and '.join(map(number, values))}" for name, values in lists.items())
+
+
 bonus = {point: prove(questions[name], seed) for point, name in BONUS.items()}
 for point, proven in bonus.items():
     proof = proven.question.proof
     print(f"{point}\n  {proof.line(proof.shows)}")
-    print(f"  shows:   {proven.shows.figures}\n  control: {proven.control.figures}\n")
+    print(f"  shows:   {rounded(proven.shows.figures)}\n  control: {rounded(proven.control.figures)}\n")
 
 # %% [markdown]
 # The first one is the hardest to believe, so here it is as a curve: pin more and more of 24 system prompts. Hits rise; what
-# is left for private blocks falls. In a tight pool goodput collapses *while the hit rate looks better than ever*.
+# is left for private blocks falls. In a tight pool goodput (requests a second that meet the SLA, the promise about first and
+# later tokens) collapses *while the hit rate looks better than ever*.
 
 # %%
 pinned = [0, 6, 11, 14, 16]
@@ -292,7 +300,7 @@ show_quiz(choose(questions, topic="bonus"))
 # ## In an interview
 #
 # *"So what would you do first?"* Shallow: names a remedy. Good: asks what is refused, when, and what is free then. Deep: says
-# which number would make him change his mind, and which run produces it, before touching anything.
+# which number would change the plan, and which run produces it, before touching anything.
 #
 # **Exercises:** 15 (six incidents: name the cause and the evidence), 16 (beat the built-in policy under an SLA).
 #

@@ -56,7 +56,7 @@ pd.DataFrame([(name, *levels) for name, levels in FACTORS.items()], columns=["fa
 # Four factors at two levels each, every combination run on the same requests: a full factorial experiment. The outcome is the
 # share of requests served whole within the SLA, the promise to the user (first token in 2 s, then 60 ms a token). An
 # **effect** is the mean of the runs with the factor high, less the mean of those with it low. An **interaction**
-# ("capacity x shape") says that one factor changes what the other is worth.
+# ("capacity × shape") says that one factor changes what the other is worth.
 
 # %%
 guess = predict("Which factor has the largest effect here?", options=list(FACTORS))
@@ -67,7 +67,7 @@ results = factorial(requests, bytes_per_token=bytes_per_token)
 found = effects(results)
 guess.compare(found[0].factors[0])
 draw_bars(
-    {effect.name: {"effect": 100 * effect.size} for effect in found[:10]},
+    {effect.name.replace(" x ", " × "): {"effect": 100 * effect.size} for effect in found[:10]},
     ylabel="effect (percentage points)",
     title="main effects (first four) and the largest interactions",
 )
@@ -95,8 +95,8 @@ claim(
 # %% [markdown]
 # Compare the rows with the load of the trace. Under a scheduler that counts requests neither blocks nor twice the capacity help.
 # With one that counts memory, blocks in the *small* memory serve more than reserved runs in the large one. So what one factor
-# is worth depends on the others; alone, each looks useless. The control is the same design on a load so light that nothing binds: all effects are
-# zero, and every configuration looks equally good. That is the load test that passed.
+# is worth depends on the others; alone, most of them look useless. The control is the same design on a load so light that
+# nothing binds: all effects are zero, and every configuration looks equally good. That is the load test that passed.
 
 # %% [markdown]
 # ## 15.2 Why does this GPU, with memory to spare, already refuse requests?
@@ -138,7 +138,7 @@ claim(
 # %%
 def cell_panel(speed, capacity, shape, lifetimes, scheduling, figure=None):
     cell = (capacity, shape, lifetimes, scheduling)
-    few = requests[:80]
+    few = requests[:60]
     bars = {"your choice": cell, "all low": (False,) * 4, "all high": (True,) * 4}
     return draw_bars(
         {
@@ -155,7 +155,7 @@ def cell_panel(speed, capacity, shape, lifetimes, scheduling, figure=None):
 SliderPanel(
     cell_panel,
     {
-        "speed": Slider(130, 10, 400, 10, label="load (% of the trace's rate)"),
+        "speed": Slider(130, 40, 400, 10, label="load (% of the trace's rate)"),
         "capacity": Toggle(False, label="capacity: 80,000 tokens instead of 40,000"),
         "shape": Toggle(False, label="shape: blocks instead of reserved runs"),
         "lifetimes": Toggle(False, label="lifetimes: all alike"),

@@ -120,10 +120,9 @@ class Dashboard(anywidget.AnyWidget):
             for event in self.events:
                 axes.axvline(event.time, color="#555555", linewidth=0.9, linestyle=":")
         for event in self.events:
-            grid[0].annotate(
-                event.text or event.kind, (event.time, 0.0), xycoords=("data", "axes fraction"), fontsize=7, ha="right",
-                xytext=(-2, 3), textcoords="offset points",
-            )  # fmt: skip
+            _above(grid[0], event.time, event.text or event.kind, "left")
+        if cursor:
+            _above(grid[0], self.opens if time is None else time, "clock", "right")
         grid[-1].set_xlabel("time (s)", fontsize=9)
         grid[-1].set_xlim(float(self.times[0]), float(self.times[-1]))
         figure.suptitle(self.title, fontsize=10, x=0.02, y=0.995, ha="left", va="top")
@@ -148,22 +147,22 @@ class Dashboard(anywidget.AnyWidget):
                 linestyle="--" if dashed else "-",
             )
         axes.set_ylim(0, 1.28 * max(axes.get_ylim()[1], 1e-9))  # room for the legend
-        axes.set_ylabel(unit, fontsize=8)
-        axes.tick_params(labelsize=7)
+        axes.set_ylabel(unit, fontsize=9)
+        axes.tick_params(labelsize=8)
         axes.grid(True, color="#E8E8E8", linewidth=0.5)
         axes.set_axisbelow(True)
         if axes.get_legend_handles_labels()[1]:
             axes.legend(
-                fontsize=6.5, loc="upper left", framealpha=0.75, ncols=3, handlelength=1.2, borderpad=0.2
+                fontsize=7.5, loc="upper left", framealpha=0.75, ncols=3, handlelength=1.2, borderpad=0.2
             )
         lines = [
             f"{metric.info.name}: {_say(metric, value)}"
             for metric, value in self.metrics.items()
             if metric.info.group == group
         ]
-        axes.text(1.02, 1.02, group, transform=axes.transAxes, fontsize=8, fontweight="bold", va="top")
+        axes.text(1.02, 1.02, group, transform=axes.transAxes, fontsize=8.5, fontweight="bold", va="top")
         axes.text(
-            1.02, 0.9, "\n".join(lines), transform=axes.transAxes, fontsize=6.8, va="top", linespacing=1.35
+            1.02, 0.88, "\n".join(lines), transform=axes.transAxes, fontsize=7.5, va="top", linespacing=1.2
         )
 
     def _info(self) -> dict[str, Any]:
@@ -211,6 +210,14 @@ class Dashboard(anywidget.AnyWidget):
         if len(self.data) <= MAX_EMBEDDED_BYTES:
             data["text/html"] = self.fragment()
         return data, metadata
+
+
+def _above(axes: Axes, time: float, text: str, side: str) -> None:
+    """Name a vertical line above the frame, where no curve runs; `side` is the edge of the text that stands at the line."""
+    axes.annotate(
+        text, (time, 1.0), xycoords=("data", "axes fraction"), fontsize=8, ha=side,
+        xytext=(1 if side == "left" else -1, 3), textcoords="offset points",
+    )  # fmt: skip
 
 
 # --- curves --------------------------------------------------------------------------------------------------------------

@@ -82,7 +82,9 @@ def lifetime_class(span: Span) -> str:
 
 
 def color_of(label: str) -> str:
-    """Colour of a class. A lifetime that is not in the table gets a hue of `OTHER_HUES`, always the same one."""
+    """Colour of a class, by any of its spellings. A lifetime that is not in the table gets a hue of `OTHER_HUES`, always the
+    same one."""
+    label = ALIASES.get(label, label)
     if label in LIFETIMES:
         return LIFETIMES[label][0]
     if label in STATES:
@@ -92,4 +94,5 @@ def color_of(label: str) -> str:
 
 def describe(label: str) -> str:
     """Text of a class in a legend."""
+    label = ALIASES.get(label, label)
     return LIFETIMES[label][1] if label in LIFETIMES else label
