@@ -175,7 +175,7 @@ player(
 # %%
 def tour_panel(allocator, gib, sessions, figure=None):
     load = with_long_sessions(
-        holdings_of(requests[:1500], bytes_per_token=bytes_per_token, seconds_per_token=0.03),
+        holdings_of(requests[:1200], bytes_per_token=bytes_per_token, seconds_per_token=0.03),
         lab.rng(2),
         share=sessions / 100,
     )

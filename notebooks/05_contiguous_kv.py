@@ -262,7 +262,7 @@ claim(
 
 # %%
 def step_panel(step, memory, lengths, figure=None):
-    load = requests[:300] if lengths == "of the trace" else with_fixed_lengths(requests[:300], 896, 128)
+    load = requests[:220] if lengths == "of the trace" else with_fixed_lengths(requests[:220], 896, 128)
     run = serve(
         "grow",
         load,

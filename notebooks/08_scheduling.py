@@ -323,7 +323,7 @@ queue.drop(columns="sentence")
 # %%
 def scheduling_panel(memory, headroom, batching, pressure, figure=None):
     row = outcome(
-        "", busy[:250], capacity_tokens=memory * 1000, bytes_per_token=bytes_per_token,
+        "", busy[:200], capacity_tokens=memory * 1000, bytes_per_token=bytes_per_token,
         batching=batching, pressure=pressure, headroom=headroom / 100,
     )  # fmt: skip
     frame = row.run.recorder.series_frame()

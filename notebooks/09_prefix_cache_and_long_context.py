@@ -411,7 +411,7 @@ draw_bars(
 # **Try it**: pool, policy and block size on 110 synthetic requests in conversations.
 
 # %%
-panel_load = conversations(110, lab.rng(8))
+panel_load = conversations(80, lab.rng(8))
 
 
 def cache_panel(pool, policy, block_size, figure=None):

@@ -396,7 +396,7 @@ claim(
 
 # %%
 def watch_panel(pool_gib, limit, speed, sharing, figure=None):
-    load = steady_load(chats[:100] if sharing == "chats" else requests, 100, float(speed), lab.rng(8))
+    load = steady_load(chats[:70] if sharing == "chats" else requests, 70, float(speed), lab.rng(8))
     run = watch(
         load,
         device_with(model.weight_bytes(), pool_gib * GIB),

@@ -427,7 +427,7 @@ def steady_panel(memory, kv, batching, admission, fill, figure=None):
     )
 
 
-panel_load = chats_and_documents(lengths, lab.rng(2), num_chats=180)
+panel_load = chats_and_documents(lengths, lab.rng(2), num_chats=120)
 SliderPanel(
     steady_panel,
     {

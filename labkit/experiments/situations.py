@@ -159,13 +159,11 @@ def one_reading_four_verdicts(cases: Sequence[Case], *, from_smi_alone: bool = F
     return max(readings) - min(readings) <= 1 and told_apart(diagnoses, [case.kind for case in cases])
 
 
-def held_back(
-    rng: np.random.Generator, fault: str, held_share: float, *, room: float = 1.35, trace: str = "azure-conv"
-) -> Watched:
-    """One load, and `held_share` of the pool taken by "leak", "idle sessions", "slow reclaim", "late prefixes" or "nothing"."""
-    load = make_load(rng, trace, num_requests=240, shares_prefixes=fault == "late prefixes")
+def held_back(rng: np.random.Generator, fault: str, held_share: float, *, num_requests: int = 240) -> Watched:
+    """One load on a pool of 1.35 times what it takes at once, and `held_share` of the pool taken by "leak", "idle sessions", "slow reclaim", "late prefixes" or "nothing"."""
+    load = make_load(rng, "azure-conv", num_requests=num_requests, shares_prefixes=fault == "late prefixes")
     longest = max(r.num_prompt_tokens + r.num_output_tokens for r in load.requests)
-    capacity = max(int(room * 42_000), 2 * longest)
+    capacity = max(int(1.35 * 42_000), 2 * longest)
     share = min(held_share, 1 - 1.1 * longest / capacity)
     each = int(share * capacity / (0.3 * 0.75 * len(load.requests))) + 1
     delay_s = float(np.clip(share * capacity / (load.rate * load.mean_tokens), 2.0, 30.0))
