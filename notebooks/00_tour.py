@@ -169,7 +169,8 @@ player(
 # %% [markdown]
 # ## Change it
 #
-# Is it the allocator? The long chats? Would more memory help?
+# Is it the allocator? The long chats? Would more memory help? The sliders run the first 1,200 requests only, so 16 GiB are enough
+# to be short of.
 
 
 # %%
@@ -207,7 +208,7 @@ SliderPanel(
     tour_panel,
     {
         "allocator": Choice("first-fit", ["first-fit", "best-fit", "next-fit", "worst-fit"]),
-        "gib": Slider(20, 14, 40, 1, label="memory for KV (GiB)"),
+        "gib": Slider(16, 14, 40, 1, label="memory for KV (GiB)"),
         "sessions": Slider(2, 0, 20, 1, label="long chats (% of requests)"),
     },
     title="When is the document refused?",

@@ -139,15 +139,15 @@ claim(
 def cell_panel(speed, capacity, shape, lifetimes, scheduling, figure=None):
     cell = (capacity, shape, lifetimes, scheduling)
     few = requests[:60]
-    bars = {"your choice": cell, "all low": (False,) * 4, "all high": (True,) * 4}
+    chosen_levels = ", ".join(levels[level] for levels, level in zip(FACTORS.values(), cell))
+    bars = {f"your choice: {chosen_levels}": cell, "all low": (False,) * 4, "all high": (True,) * 4}
     return draw_bars(
         {
             name: {"served": 100 * run_cell(few, chosen, bytes_per_token=bytes_per_token, speed=speed / 100)}
             for name, chosen in bars.items()
         },
         ylabel="served in the SLA (%)",
-        title=f"load {speed} %; your choice: "
-        + "; ".join(levels[level] for levels, level in zip(FACTORS.values(), cell)),
+        title=f"{len(few)} requests of the trace at {speed} % of its rate",
         figure=figure,
     )
 
@@ -155,7 +155,7 @@ def cell_panel(speed, capacity, shape, lifetimes, scheduling, figure=None):
 SliderPanel(
     cell_panel,
     {
-        "speed": Slider(130, 40, 400, 10, label="load (% of the trace's rate)"),
+        "speed": Slider(70, 40, 400, 10, label="load (% of the trace's rate)"),
         "capacity": Toggle(False, label="capacity: 80,000 tokens instead of 40,000"),
         "shape": Toggle(False, label="shape: blocks instead of reserved runs"),
         "lifetimes": Toggle(False, label="lifetimes: all alike"),
