@@ -6,6 +6,7 @@ import pytest
 from labkit.experiments.lifetimes import (
     CLASSES,
     GRANULE,
+    compare_pools,
     engine_objects,
     held_granules,
     in_waves,
@@ -33,18 +34,24 @@ def waves(seed):
     return two_lifetimes(np.random.default_rng([seed, 1]))
 
 
-def test_pools_by_lifetime_halve_the_loss_of_two_lifetimes_and_not_of_one(waves):
-    def halved(holdings):
-        return run_pools(holdings, ["session"]).lost_share < run_pools(holdings, []).lost_share / 2
+def test_over_four_services_pools_halve_the_loss_and_are_dearer_and_steadier_and_with_one_lifetime_they_are_not(
+    seed,
+):
+    services = [two_lifetimes(np.random.default_rng([seed, number])) for number in range(4)]
+    two_kinds, one_kind = compare_pools(services), compare_pools([same_lifetime(load) for load in services])
+    assert two_kinds.halved()
+    assert not one_kind.halved()
+    assert two_kinds.dearer_and_steadier()
+    assert not one_kind.dearer_and_steadier()
 
-    assert halved(waves)
-    assert not halved(same_lifetime(waves))
 
-
-def test_pools_take_slightly_more_memory_and_their_worst_moment_is_less_bad(waves):
-    single, pools = run_pools(waves, []), run_pools(waves, ["session"])
-    assert single.capacity < pools.capacity < 1.25 * single.capacity
-    assert pools.worst_lost_share < 0.75 * single.worst_lost_share
+def test_compared_sums_and_means_are_those_of_the_runs(waves):
+    calm = same_lifetime(waves)
+    both = compare_pools([waves, calm])
+    single, pools = ([run_pools(load, part) for load in (waves, calm)] for part in ([], ["session"]))
+    assert both.lost_one_pool == np.mean([run.lost_share for run in single])
+    assert both.worst_pools == np.mean([run.worst_lost_share for run in pools])
+    assert both.memory_ratio == sum(run.capacity for run in pools) / sum(run.capacity for run in single)
 
 
 def test_lasting_holes_are_walled_in_by_long_objects(waves, seed):
@@ -56,14 +63,14 @@ def test_lasting_holes_are_walled_in_by_long_objects(waves, seed):
 @pytest.mark.parametrize("seed", [0, 1], indirect=True)
 def test_layers_of_an_engine_lose_less_and_pools_by_chance_do_not(seed):
     requests = synthetic_load("azure-conv", 1200, np.random.default_rng(seed))
-    objects = engine_objects(in_waves(requests), np.random.default_rng([seed, 3]), bytes_per_token=BYTES)
-    chance = shuffled_names(objects, np.random.default_rng([seed, 5]))
-
-    def gains(holdings):
-        return run_pools(holdings, CLASSES).lost_share < 0.8 * run_pools(holdings, []).lost_share
-
-    assert gains(objects)
-    assert not gains(chance)
+    engines = [
+        engine_objects(in_waves(requests), np.random.default_rng([seed, part]), bytes_per_token=BYTES)
+        for part in (3, 4)
+    ]
+    chance = [shuffled_names(objects, np.random.default_rng([seed, 5])) for objects in engines]
+    assert compare_pools(engines, CLASSES).saves_a_fifth()
+    assert not compare_pools(chance, CLASSES).saves_a_fifth()
+    objects = engines[0]
     medians = {name: median for name, (_, median, _) in lifetime_quantiles(objects).items()}
     assert set(medians) == {"weights", "workspace", "prefix", "session", "request"}
     assert max(medians.values()) / min(medians.values()) > 1000
