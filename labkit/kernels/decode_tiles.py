@@ -36,8 +36,8 @@ class DecodeConfig:
 
 
 def decode_config(dtype: torch.dtype, head_dim: int, group: int, quantized: bool) -> DecodeConfig:
-    """Tiles chosen so that no supported shape spills and every key and value comes in 16-byte loads (`labkit kernels
-    compile` shows both).
+    """Tiles chosen so that shapes do not spill (the exceptions stand in docs/kernels.md) and every key and value comes in
+    16-byte loads (`labkit kernels compile` shows both).
 
     Products of float32 run on the plain ALUs, whose operands live in registers: smaller tiles. Quantised rows are not
     prefetched (one stage): Triton's asynchronous copy into the shared-memory layout of the later 16-bit product would

@@ -126,7 +126,7 @@ class PrefillConfig:
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int, quantized: bool) -> PrefillConfig:
-    """Chosen like `decode_config`: no spills, 16-byte loads."""
+    """Chosen like `decode_config`, for 16-byte loads without spills."""
     num_stages = 1 if quantized else 2
     if dtype == torch.float32:
         tile_m, tile_n = (16 if head_dim > 128 else 32), (16 if head_dim > 64 else 32)
