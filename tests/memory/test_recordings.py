@@ -9,7 +9,9 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.experiments.verify import load_recording, verify_file
-from labkit.memory.caching.replay import COLUMNS, RELEASE, Run, replay
+from labkit.memory.caching.replay import replay
+from labkit.memory.caching.replay_format import COLUMNS, RELEASE
+from labkit.memory.caching.replay_run import Run
 from tests.flip import assert_every_flip_is_named
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch_allocator"

@@ -19,7 +19,7 @@ from labkit.errors import LabError
 from labkit.memory.base import Allocation, OutOfMemory
 from labkit.memory.caching.allocator import CachingAllocator
 from labkit.memory.caching.live_child import STATS
-from labkit.memory.caching.replay import FORMAT, check_shape
+from labkit.memory.caching.replay_format import FORMAT, check_shape
 from labkit.recording import Comparison
 from labkit.units import format_bytes
 

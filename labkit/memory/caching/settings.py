@@ -1,6 +1,6 @@
 """The settings string of PyTorch's allocator, `PYTORCH_CUDA_ALLOC_CONF`, read as PyTorch 2.14 reads it.
 
-Source: c10/core/AllocatorConfig.{h,cpp} (`ConfigTokenizer`, `AcceleratorAllocatorConfig::parseArgs`) and
+Source: c10/core/AllocatorConfig.{h,cpp} (`AcceleratorAllocatorConfig::parseArgs`) and
 c10/cuda/CUDAAllocatorConfig.{h,cpp} (`CUDAAllocatorConfig::parseArgs`). One call walks the string twice, like there:
 first the common settings, then those of CUDA. Separators are passed over without being looked at, as there: only a
 string that ends too early is an error.
@@ -8,20 +8,16 @@ string that ends too early is an error.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from labkit.errors import LabError
+from labkit.memory.caching.conf_tokens import UNLIMITED, AllocatorConfError, Tokens
 from labkit.units import MIB
 
-UNLIMITED = 2**64 - 1
+__all__ = ["NUM_INTERVALS", "UNLIMITED", "AllocatorConfError", "AllocatorSettings"]
+
 NUM_INTERVALS = 16
 _MAX_MIB = UNLIMITED // MIB
-
-
-class AllocatorConfError(LabError, ValueError):
-    """A settings string PyTorch refuses; the text begins with PyTorch's own."""
 
 
 @dataclass
@@ -56,7 +52,7 @@ class AllocatorSettings:
         self.divisions = [0] * NUM_INTERVALS
         self.garbage_collection_threshold = 0.0
         self.conf = conf
-        tokens = _Tokens(conf)
+        tokens = Tokens(conf)
         i = 0
         while i < len(tokens):  # before the rest, because two limits below are compared with it
             if tokens[i] == "large_segment_size_mb":
@@ -66,7 +62,7 @@ class AllocatorSettings:
         self._walk(tokens, _COMMON, "Accelerator")
         self._walk(tokens, _CUDA, "CUDA")
 
-    def _walk(self, tokens: _Tokens, parsers: dict[str, Parser], where: str) -> None:
+    def _walk(self, tokens: Tokens, parsers: dict[str, Parser], where: str) -> None:
         i = 0
         while i < len(tokens):
             key = tokens[i]
@@ -82,36 +78,36 @@ class AllocatorSettings:
 
     # One method a key: `i` is the index of the key, the result that of the last token used.
 
-    def _large_segment_size(self, tokens: _Tokens, i: int) -> int:
+    def _large_segment_size(self, tokens: Tokens, i: int) -> int:
         value = tokens.integer(i + 2)
         if value <= 10:
             raise tokens.error("CachingAllocator option large_segment_size_mb must be > 10 MB")
         self.large_segment_size = min(value, _MAX_MIB) * MIB
         return i + 2
 
-    def _max_split_size(self, tokens: _Tokens, i: int) -> int:
+    def _max_split_size(self, tokens: Tokens, i: int) -> int:
         self.max_split_size = self._at_least_a_segment(tokens, i, "max_split_size_mb")
         return i + 2
 
-    def _max_non_split_rounding(self, tokens: _Tokens, i: int) -> int:
+    def _max_non_split_rounding(self, tokens: Tokens, i: int) -> int:
         self.max_non_split_rounding_size = self._at_least_a_segment(tokens, i, "max_non_split_rounding_mb")
         return i + 2
 
-    def _at_least_a_segment(self, tokens: _Tokens, i: int, key: str) -> int:
+    def _at_least_a_segment(self, tokens: Tokens, i: int, key: str) -> int:
         least = self.large_segment_size // MIB
         value = tokens.integer(i + 2)
         if value < least:
             raise tokens.error(f"CachingAllocator option {key} too small, must be >= {least}")
         return min(value, _MAX_MIB) * MIB
 
-    def _garbage_collection(self, tokens: _Tokens, i: int) -> int:
+    def _garbage_collection(self, tokens: Tokens, i: int) -> int:
         value = tokens.number(i + 2)
         if not 0 < value < 1:
             raise tokens.error("garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
         self.garbage_collection_threshold = value
         return i + 2
 
-    def _divisions(self, tokens: _Tokens, i: int) -> int:
+    def _divisions(self, tokens: Tokens, i: int) -> int:
         i += 2
         if tokens[i] != "[":
             value = tokens.integer(i)
@@ -144,21 +140,21 @@ class AllocatorSettings:
             raise tokens.error("Expected closing bracket ']' in ConfigTokenizer but reached end of config")
         return i
 
-    def _fraction(self, tokens: _Tokens, i: int) -> int:
+    def _fraction(self, tokens: Tokens, i: int) -> int:
         value = tokens.number(i + 2)
         if not 0 <= value <= 1:
             raise tokens.error("per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
         self.per_process_memory_fraction = value
         return i + 2
 
-    def _backend(self, tokens: _Tokens, i: int) -> int:
+    def _backend(self, tokens: Tokens, i: int) -> int:
         if tokens[i + 2] == "cudaMallocAsync":
             raise tokens.error("backend:cudaMallocAsync is not modelled, only native")
         if tokens[i + 2] != "native":
             raise tokens.error("Unknown allocator backend, options are native and cudaMallocAsync")
         return i + 2
 
-    def _num_register_threads(self, tokens: _Tokens, i: int) -> int:
+    def _num_register_threads(self, tokens: Tokens, i: int) -> int:
         value = tokens.integer(i + 2)
         if not _is_power_of_two(value):
             raise tokens.error(f"Number of register threads has to be power of 2, got {value}")
@@ -167,85 +163,35 @@ class AllocatorSettings:
         self.without_effect[tokens[i]] = value
         return i + 2
 
-    def _reserve_segment_size(self, tokens: _Tokens, i: int) -> int:
+    def _reserve_segment_size(self, tokens: Tokens, i: int) -> int:
         value = tokens.integer(i + 2)
         if not value:
             raise tokens.error("Pinned reserve segment size has to be greater than 0")
         self.without_effect[tokens[i]] = value
         return i + 2
 
-    def _expandable(self, tokens: _Tokens, i: int) -> int:
+    def _expandable(self, tokens: Tokens, i: int) -> int:
         self.expandable_segments = tokens.boolean(i + 2)
         return i + 2
 
-    def _throw_on_oom(self, tokens: _Tokens, i: int) -> int:
+    def _throw_on_oom(self, tokens: Tokens, i: int) -> int:
         self.throw_on_cudamalloc_oom = tokens.boolean(i + 2)
         return i + 2
 
-    def _other_boolean(self, tokens: _Tokens, i: int) -> int:
+    def _other_boolean(self, tokens: Tokens, i: int) -> int:
         self.without_effect[tokens[i]] = tokens.boolean(i + 2)
         return i + 2
 
-    def _other_integer(self, tokens: _Tokens, i: int) -> int:
+    def _other_integer(self, tokens: Tokens, i: int) -> int:
         self.without_effect[tokens[i]] = tokens.integer(i + 2)
         return i + 2
-
-
-class _Tokens:
-    """Keys, values and the four separators `, : [ ]`; white space vanishes wherever it stands."""
-
-    def __init__(self, conf: str):
-        self.conf = conf
-        self.tokens = re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"[ \t\n\v\f\r]", "", conf))
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, i: int) -> str:
-        if i >= len(self.tokens):
-            raise self.error("Index out of bounds in ConfigTokenizer")
-        return self.tokens[i]
-
-    def error(self, text: str) -> AllocatorConfError:
-        return AllocatorConfError(f"{text} (in the allocator settings {self.conf!r})")
-
-    def integer(self, i: int) -> int:
-        """C++ `std::stoull`: leading digits count, the rest is ignored, a minus wraps round at 2^64."""
-        match = re.match(r"([+-]?)([0-9]+)", self[i])
-        if not match or int(match[2]) > UNLIMITED:
-            raise self.error(f"stoull: {self[i]!r} is not a whole number below 2^64")
-        return (-int(match[2])) % 2**64 if match[1] == "-" else int(match[2])
-
-    def number(self, i: int) -> float:
-        """C++ `std::stod`: the longest leading number counts, the rest is ignored."""
-        match = re.match(r"[+-]?(inf|nan|([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?)", self[i], re.IGNORECASE)
-        value = float(match[0]) if match else 0.0
-        if not match or (abs(value) == float("inf") and match[2]):
-            raise self.error(f"stod: {self[i]!r} is not a number")
-        return value
-
-    def boolean(self, i: int) -> bool:
-        if self[i] not in ("True", "False"):
-            raise self.error(
-                f"Expected 'True' or 'False' at index {i} in ConfigTokenizer but got '{self[i]}'"
-            )
-        return self[i] == "True"
-
-    def skip_value(self, i: int) -> int:
-        i += 2
-        if self[i] == "[":
-            while i < len(self) and self[i] != "]":
-                i += 1
-            if i >= len(self):
-                raise self.error("Expected closing bracket ']' in ConfigTokenizer but reached end of config")
-        return i
 
 
 def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-Parser = Callable[[AllocatorSettings, _Tokens, int], int]
+Parser = Callable[[AllocatorSettings, Tokens, int], int]
 _S = AllocatorSettings
 _COMMON: dict[str, Parser] = {
     "max_split_size_mb": _S._max_split_size,
