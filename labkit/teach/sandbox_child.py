@@ -63,7 +63,7 @@ def run_child(function: Callable[[], Any], writer: int, time_s: float, memory_by
 
 
 def call(function: Callable[[], Any], memory_bytes: int) -> Outcome:
-    printed = _Tail()
+    printed = Tail()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), _no_input():
         try:
             outcome = Outcome("value", value=function())
@@ -146,7 +146,7 @@ def _mapped_bytes() -> int:
         return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class _Tail(io.StringIO):
+class Tail(io.StringIO):
     """Keeps the last characters only, so that a loop of prints does not eat the memory limit."""
 
     num_cut = 0

@@ -5,7 +5,8 @@ both. The worker starts once (torch and Triton take seconds to import), stays wa
 (`labkit.teach.sandbox`) for every check: a learner's loop or crash ends with the child. The learner's code travels as
 source text.
 
-    WORKER.run("13", source, time_s=10)   -> Outcome
+    WORKER.run("13", source, time_s=10)                        -> Outcome of the check
+    WORKER.run("14", source, time_s=10, compile_as=request)    -> Outcome with the compiler's figures
 
 On its side (`python -m labkit.teach.triton_worker`): one pickled job a message on stdin, one pickled `Outcome` back.
 """
@@ -25,12 +26,14 @@ import tempfile
 import threading
 import time
 import types
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from labkit.errors import LabError
 from labkit.teach.sandbox import PATIENCE, Outcome, run_limited
+from labkit.teach.sandbox_child import CELL_LINE
 from labkit.units import GIB
 
 PRELUDE = "import math\n\nimport torch\nimport triton\nimport triton.language as tl\n"
@@ -67,7 +70,8 @@ def _collect(item: Any, parts: dict[str, str]) -> None:
     if not isinstance(function, types.FunctionType) or function.__name__ in parts:
         return
     try:
-        parts[function.__name__] = inspect.getsource(function)
+        lines, first = inspect.getsourcelines(function)
+        parts[function.__name__] = f"{CELL_LINE}{first}\n{''.join(lines)}"
     except (OSError, TypeError):
         raise LabError(f"the source of {function.__name__} cannot be found; define it in a cell") from None
     for name in _names(function.__code__):
@@ -99,12 +103,12 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def run(self, exercise_id: str, source: str, time_s: float) -> Outcome:
+    def run(self, exercise_id: str, source: str, time_s: float, compile_as: Any = None) -> Outcome:
         with self._lock:
             process = self._started()
             assert process.stdin is not None
             assert process.stdout is not None
-            send(process.stdin, (exercise_id, source, time_s))
+            send(process.stdin, (exercise_id, source, time_s, compile_as))
             answer = receive(process.stdout, PATIENCE * time_s + 10)
             if answer is None:
                 self.stop()
@@ -199,11 +203,14 @@ def _job(exercise_id: str, source: str) -> str:
         if missing:
             raise LabError(f"the code does not define {' or '.join(missing)}")
         try:
+            warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy inside the interpreter; this child ends soon
             return exercise.run(*(getattr(module, name) for name in exercise.targets))
         except Exception as error:
-            if type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
-                raise error.__cause__ from None  # what the kernel itself raised
-            raise
+            from labkit.teach.exercises.kernel_watch import explained
+
+            if type(error).__name__ == "InterpreterError" and isinstance(error.__cause__, Exception):
+                error = error.__cause__  # what the kernel itself raised
+            raise explained(error) from None  # here, while its file is there to quote from
 
 
 def main() -> None:
@@ -220,9 +227,13 @@ def main() -> None:
         job = receive(sys.stdin.buffer, float(1 << 30))
         if job is None:
             return
-        exercise_id, source, time_s = job
+        exercise_id, source, time_s, compile_as = job
 
-        def run(exercise_id: str = exercise_id, source: str = source) -> str:
+        def run(exercise_id: str = exercise_id, source: str = source, compile_as: Any = compile_as) -> Any:
+            if compile_as is not None:
+                from labkit.teach.exercises.machine_code import compile_here
+
+                return compile_here(source, compile_as)
             return _job(exercise_id, source)
 
         send(out, run_limited(run, time_s=time_s, memory_bytes=4 * GIB))

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.teach.exercises.base import Exercise, Mistake, Picture
+from labkit.teach.exercises.kernel_watch import mask_slip, prints_of
+from labkit.teach.exercises.strip import counted
 
 TOLERANCE = 2e-5  # float32 kernel against float64
 ARCH = 90
@@ -25,7 +27,8 @@ def run(my_paged_decode: Callable[..., Any], my_paged_decode_kernel: Any) -> str
     ]
     worst = 0.0
     for seed, case in enumerate(cases):
-        worst = max(worst, _check(my_paged_decode, seed, *case))
+        with prints_of(case[0]):
+            worst = max(worst, _check(my_paged_decode, seed, *case))
     return f"{len(cases)} batches agree with float64 to {worst:.0e} (accepted {TOLERANCE:.0e})."
 
 
@@ -61,8 +64,9 @@ def _check(
         for r in range(len(lengths))
     }
     raise Mistake(
-        f"'{title}': request {request}, head {head} is off by {float(error[request, head]):.2g}{why}. (lengths {lengths}, "
-        f"{num_heads} query and {num_kv_heads} KV heads of {head_dim}, blocks of {block_size})",
+        f"'{title}': request {request}, head {head} is off by {float(error[request, head]):.2g}{why}.{mask_slip(my_paged_decode)} "
+        f"(lengths {lengths}, {counted(num_heads, 'query heads')} and {counted(num_kv_heads, 'KV heads')} of {head_dim}, blocks of "
+        f"{block_size})",
         Picture("bars", "largest error by request and head", bars, {"ylabel": "absolute error"}),
     )
 

@@ -1,5 +1,5 @@
-"""A learner's kernel as machine code: compiled ahead of time by `labkit.kernels.compile` in a process of its own, and
-timed on a GPU where there is one. Both need the source text only; nothing of it runs in this process."""
+"""A learner's kernel as machine code: compiled ahead of time by the lab's compiler in a child of the worker, and timed on a
+GPU where there is one. Both need the source text only; nothing of it runs in this process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from labkit.teach.exercises.base import Mistake
 
 if TYPE_CHECKING:
     from labkit.kernels.compile import CompileRow
+    from labkit.kernels.specs import CompileCase
 
 MODULE = "learner_kernels"
+COMPILE_S = 10.0  # CPU seconds; 1.2 are usual
 
 
 def compile_kernel(
     source: str, function: str, types: dict[str, str], constexprs: dict[str, Any], arch: int
 ) -> CompileRow:
     """Raises `Mistake` with the compiler's own sentence when it refuses."""
-    from labkit.kernels.compile import compile_table
     from labkit.kernels.specs import CompileCase
+    from labkit.teach.triton_worker import WORKER
 
     pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
     case = CompileCase(
@@ -39,18 +41,38 @@ def compile_kernel(
         aligned=pointers,
         num_warps=4,
     )
+    outcome = WORKER.run("14", source, COMPILE_S, compile_as=(case, arch))
+    if outcome.kind == "value":
+        row: CompileRow = outcome.value
+        return row
+    said = str(outcome.error or outcome.sentence)
+    last = [line for line in said.splitlines() if line.strip()][-1:] or ["no word from the compiler"]
+    raise Mistake(
+        f"under the interpreter your kernel is right, but it does not compile to machine code: {last[0].strip()}"
+    )
+
+
+def compile_here(source: str, request: tuple[CompileCase, int]) -> CompileRow:
+    """In a forked child of the worker, which has torch already: Triton is imported anew, because the worker's own copy
+    interprets. Its machine-code library stays, it cannot be loaded twice. A second process that imports everything would
+    cost two seconds more."""
+    case, arch = request
+    for name in list(sys.modules):
+        ours = name == "triton" or name.startswith(("triton.", "labkit.kernels"))
+        if ours and not name.startswith("triton._C"):
+            del sys.modules[name]
+    os.environ.pop("TRITON_INTERPRET", None)
     with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"LABKIT_KERNELS": "triton", "TRITON_CACHE_DIR": folder, "TRITON_DUMP_PTXAS_LOG": "1"}
         (Path(folder) / f"{MODULE}.py").write_text(source, encoding="utf-8")
         sys.path.insert(0, folder)
+        from labkit.kernels.compile_worker import compile_case
+
         try:
-            return compile_table([case], (arch,), cache_dir=None)[0]
-        except LabError as error:
-            last = [line for line in str(error).splitlines() if line.strip()][-1]
-            raise Mistake(
-                f"under the interpreter your kernel is right, but it does not compile to machine code: {last.strip()}"
-            ) from None
-        finally:
-            sys.path.remove(folder)
+            row = compile_case(case, arch)
+        except Exception as error:
+            raise LabError(str(error)) from None  # plain text: the compiler's exceptions cannot be pickled
+    return row
 
 
 def bench_on_gpu(source: str) -> str:

@@ -17,6 +17,7 @@ from labkit.errors import InputError, LabError
 from labkit.teach.exercises.base import Exercise, find_exercise
 from labkit.teach.exercises.run import Report, _in_worker, _report
 from labkit.teach.sandbox import run_limited
+from labkit.teach.sandbox_child import CELL_LINE
 
 
 def report_on_file(path: Path | str, exercise_id: str | None = None) -> Report:
@@ -53,7 +54,7 @@ def read_source(path: Path) -> str:
     code = [
         "".join(cell["source"]) for cell in cells if cell.get("cell_type") == "code" and not is_example(cell)
     ]
-    return "\n\n".join(without_checks(cell) for cell in code)
+    return "\n\n".join(f"{CELL_LINE}1\n{without_checks(cell)}" for cell in code)
 
 
 def is_example(cell: dict[str, Any]) -> bool:
