@@ -188,16 +188,16 @@ def _why(case: dict[str, Any], got: Any, request: int) -> str:
 
 
 def afterwards(source: str) -> str:
-    """Machine code for an H100, in a process of its own; then, on a GPU, a time beside the lab's kernel."""
-    from labkit.teach.exercises.machine_code import bench_on_gpu, compile_kernel
+    """Machine code for an H100, in a child of the worker; then, on a GPU, a time beside the lab's kernel."""
+    from labkit.teach.exercises.machine_code import Request, bench_on_gpu, compile_kernel
 
     types = {"out": "*fp32", "query": "*fp32", "k_cache": "*fp32", "v_cache": "*fp32"}
     types |= {"block_tables": "*i32", "seq_lens": "*i32", "scale": "fp32"}
     constexprs = {"NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_SIZE": 16}
-    row = compile_kernel(source, "my_paged_decode_kernel", types, constexprs, ARCH)
+    made = compile_kernel(source, Request("my_paged_decode_kernel", types, constexprs, ARCH))
     text = (
-        f"Compiled for sm_{ARCH}: {row.registers} registers a thread, {row.spill_bytes} bytes of them spilled, "
-        f"{100 * (row.occupancy or 0):.0f} % of a multiprocessor's warps."
+        f"Compiled for sm_{ARCH}: {made['registers']} registers a thread, {made['spill_bytes']} bytes of them spilled, "
+        f"{100 * made['occupancy']:.0f} % of a multiprocessor's warps."
     )
     return f"{text} {bench_on_gpu(source)}".strip()
 

@@ -124,15 +124,14 @@ POINTERS = "The arguments of the kernel are pointers, and a pointer plus a numbe
 def _cause(kind: str, words: str) -> str:
     if (
         kind in ("IncompatibleTypeErrorImpl", "IncompatibleTypeError")
-        or ("cannot cast [" in words
-        and "addresses" in words)
+        or ("cannot cast [" in words and "addresses" in words)
         or "pointer<" in words
     ):
         return POINTERS
     if "object is not iterable" in words or "not subscriptable" in words:
         return f"A pointer cannot be indexed like a list. {POINTERS}"
     if "power of 2" in words or "power of two" in words:
-        return "tl.arange needs a power of two: WIDTH is ROW rounded up to one."
+        return "tl.arange takes constants only, and their distance must be a power of two."
     return ""
 
 

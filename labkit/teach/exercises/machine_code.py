@@ -9,42 +9,35 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.errors import LabError
 from labkit.teach.exercises.base import Mistake
-
-if TYPE_CHECKING:
-    from labkit.kernels.compile import CompileRow
-    from labkit.kernels.specs import CompileCase
 
 MODULE = "learner_kernels"
 COMPILE_S = 10.0  # CPU seconds; 1.2 are usual
 
 
-def compile_kernel(
-    source: str, function: str, types: dict[str, str], constexprs: dict[str, Any], arch: int
-) -> CompileRow:
-    """Raises `Mistake` with the compiler's own sentence when it refuses."""
-    from labkit.kernels.specs import CompileCase
+@dataclass(frozen=True)
+class Request:
+    """Which kernel of the source to compile: the types of its parameters, the values of its constants, and for which GPU."""
+
+    function: str
+    types: dict[str, str]
+    constexprs: dict[str, Any]
+    arch: int
+
+
+def compile_kernel(source: str, request: Request) -> dict[str, Any]:
+    """Registers, spilled bytes and occupancy. Raises `Mistake` with the compiler's own sentence when it refuses."""
     from labkit.teach.triton_worker import WORKER
 
-    pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
-    case = CompileCase(
-        kernel=function,
-        shape="the exercise's",
-        module=MODULE,
-        function=function,
-        types=types,
-        constexprs=constexprs,
-        aligned=pointers,
-        num_warps=4,
-    )
-    outcome = WORKER.run("14", source, COMPILE_S, compile_as=(case, arch))
+    outcome = WORKER.run("14", source, COMPILE_S, compile_as=request)
     if outcome.kind == "value":
-        row: CompileRow = outcome.value
-        return row
+        figures: dict[str, Any] = outcome.value
+        return figures
     said = str(outcome.error or outcome.sentence)
     last = [line for line in said.splitlines() if line.strip()][-1:] or ["no word from the compiler"]
     raise Mistake(
@@ -52,11 +45,10 @@ def compile_kernel(
     )
 
 
-def compile_here(source: str, request: tuple[CompileCase, int]) -> CompileRow:
+def compile_here(source: str, request: Request) -> dict[str, Any]:
     """In a forked child of the worker, which has torch already: Triton is imported anew, because the worker's own copy
     interprets. Its machine-code library stays, it cannot be loaded twice. A second process that imports everything would
     cost two seconds more."""
-    case, arch = request
     for name in list(sys.modules):
         ours = name == "triton" or name.startswith(("triton.", "labkit.kernels"))
         if ours and not name.startswith("triton._C"):
@@ -67,12 +59,23 @@ def compile_here(source: str, request: tuple[CompileCase, int]) -> CompileRow:
         (Path(folder) / f"{MODULE}.py").write_text(source, encoding="utf-8")
         sys.path.insert(0, folder)
         from labkit.kernels.compile_worker import compile_case
+        from labkit.kernels.specs import CompileCase
 
+        case = CompileCase(
+            kernel=request.function,
+            shape="the exercise's",
+            module=MODULE,
+            function=request.function,
+            types=request.types,
+            constexprs=request.constexprs,
+            aligned=tuple(name for name, kind in request.types.items() if kind.startswith("*")),
+            num_warps=4,
+        )
         try:
-            row = compile_case(case, arch)
+            row = compile_case(case, request.arch)
         except Exception as error:
             raise LabError(str(error)) from None  # plain text: the compiler's exceptions cannot be pickled
-    return row
+    return {"registers": row.registers, "spill_bytes": row.spill_bytes, "occupancy": row.occupancy or 0.0}
 
 
 def bench_on_gpu(source: str) -> str:

@@ -37,4 +37,4 @@ def my_kv_write(key, value, k_cache, v_cache, slot_mapping):
     )
 
 
-EXPECT = "combine masks with & and brackets, not with `and`"  # the message must contain this
+EXPECT = "combine masks with & and brackets, (a) & (b), not with `and`"  # the message must contain this

@@ -37,4 +37,4 @@ def my_kv_write(key, value, k_cache, v_cache, slot_mapping):
     )
 
 
-EXPECT = "slot s begins at element s * ROW"  # the message must contain this
+EXPECT = "Slot s begins at element s * ROW"  # the message must contain this
