@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import ClassVar, Literal
 
-from labkit.errors import LabError
+from labkit.errors import LabError, require
 from labkit.registry import Registry
 from labkit.units import format_bytes
 
@@ -98,6 +98,19 @@ class OutOfMemory(LabError):
             f"in {num_free_spans} spans, largest {format_bytes(largest_free)}"
         )
 
+    @classmethod
+    def of(cls, asked: int, stats: AllocatorStats) -> OutOfMemory:
+        """The refusal of `asked` bytes by an allocator in the state `stats`."""
+        return cls(
+            asked,
+            capacity=stats.capacity_bytes,
+            reserved=stats.reserved_bytes,
+            allocated=stats.allocated_bytes,
+            free=stats.free_bytes,
+            num_free_spans=stats.num_free_spans,
+            largest_free=stats.largest_free_bytes,
+        )
+
 
 class Allocator(ABC):
     """Hands out byte ranges. All methods either succeed or raise and change nothing (`CachingAllocator`, like
@@ -166,3 +179,13 @@ def not_live(allocator: Allocator, allocation: object) -> LabError:
         f"free of an allocation {place} that is not live in this {allocator.name} allocator "
         "(freed twice, or it belongs to another one); free each live allocation once"
     )
+
+
+def require_tiling(layout: list[Span], end: int) -> None:
+    """The spans cover `[0, end)` without gap or overlap, and none holds more than it is long."""
+    at = 0
+    for span in layout:
+        require(span.offset == at, "spans tile the range", offset=span.offset, expected=at)
+        require(span.requested <= span.size, "requested <= allocated", span=span)
+        at = span.end
+    require(at == end, "spans tile the range", end=at, expected=end)

@@ -14,6 +14,7 @@ from labkit.memory.base import (
     Span,
     checked_size,
     not_live,
+    require_tiling,
 )
 
 
@@ -58,16 +59,7 @@ class BuddyAllocator(Allocator):
             order += 1
         if order not in self._free:
             self._num_ooms += 1
-            stats = self.stats()
-            raise OutOfMemory(
-                requested,
-                capacity=self.capacity_bytes,
-                reserved=self._usable,
-                allocated=self._allocated_bytes,
-                free=stats.free_bytes,
-                num_free_spans=stats.num_free_spans,
-                largest_free=stats.largest_free_bytes,
-            )
+            raise OutOfMemory.of(requested, self.stats())
         offset = self._free[order].pop(0)
         while order > wanted:
             order -= 1
@@ -128,14 +120,11 @@ class BuddyAllocator(Allocator):
         )
 
     def check_integrity(self) -> None:
-        end = 0
-        for span in self.layout():
-            require(span.offset == end, "blocks tile the range", offset=span.offset, expected=end)
+        layout = self.layout()
+        require_tiling(layout, self._usable)
+        for span in layout:
             require(span.size & (span.size - 1) == 0, "block size is a power of two", span=span)
             require(span.offset % span.size == 0, "block is aligned to its size", span=span)
-            require(span.requested <= span.size, "requested <= allocated", span=span)
-            end = span.end
-        require(end == self._usable, "blocks tile the range", end=end, usable=self._usable)
         for order, offsets in self._free.items():
             require(offsets == sorted(set(offsets)), "free list is sorted", order=order)
             lonely = all(not (o >> order & 1) or (o ^ (1 << order)) not in offsets for o in offsets)

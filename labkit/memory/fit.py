@@ -13,6 +13,7 @@ from labkit.memory.base import (
     Span,
     checked_size,
     not_live,
+    require_tiling,
 )
 from labkit.memory.free_spans import FreeSpans
 
@@ -46,15 +47,7 @@ class FitAllocator(Allocator):
         offset = self.choose(size) if spans.largest_bytes >= size else None
         if offset is None:
             self._num_ooms += 1
-            raise OutOfMemory(
-                requested,
-                capacity=self.capacity_bytes,
-                reserved=self._usable,
-                allocated=self._usable - spans.total_bytes,
-                free=spans.total_bytes,
-                num_free_spans=len(spans.starts),
-                largest_free=spans.largest_bytes,
-            )
+            raise OutOfMemory.of(requested, self.stats())
         spans.take(offset, size)
         allocation = Allocation(offset, size, requested, tag, lifetime)
         self._live[offset] = allocation
@@ -107,12 +100,7 @@ class FitAllocator(Allocator):
 
     def check_integrity(self) -> None:
         self.free_spans.check_integrity(self._usable)
-        end = 0
-        for span in self.layout():
-            require(span.offset == end, "spans tile the range", offset=span.offset, expected=end)
-            require(span.requested <= span.size, "requested <= allocated", span=span)
-            end = span.end
-        require(end == self._usable, "spans tile the range", end=end, usable=self._usable)
+        require_tiling(self.layout(), self._usable)
         requested = sum(a.requested for a in self._live.values())
         require(requested == self._requested_bytes, "requested bytes add up", requested=self._requested_bytes)
 

@@ -83,7 +83,7 @@ class PooledAllocator(Allocator):
             self._live[offset] = (allocation, label, inner)
             return allocation
         self._num_ooms += 1
-        raise self._out_of_memory(requested) if self.borrow else refused
+        raise OutOfMemory.of(requested, self.stats()) if self.borrow else refused
 
     def free(self, allocation: Allocation) -> None:
         label, inner = self._find(allocation)
@@ -173,15 +173,3 @@ class PooledAllocator(Allocator):
         if found is None or found[0] is not allocation:
             raise not_live(self, allocation)
         return found[1], found[2]
-
-    def _out_of_memory(self, requested: int) -> OutOfMemory:
-        stats = self.stats()
-        return OutOfMemory(
-            requested,
-            capacity=stats.capacity_bytes,
-            reserved=stats.reserved_bytes,
-            allocated=stats.allocated_bytes,
-            free=stats.free_bytes,
-            num_free_spans=stats.num_free_spans,
-            largest_free=stats.largest_free_bytes,
-        )

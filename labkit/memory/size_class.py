@@ -15,6 +15,7 @@ from labkit.memory.base import (
     Span,
     checked_size,
     not_live,
+    require_tiling,
 )
 from labkit.memory.free_spans import FreeSpans
 from labkit.units import MIB
@@ -159,12 +160,7 @@ class SizeClassAllocator(Allocator):
 
     def check_integrity(self) -> None:
         self._spans.check_integrity(self._usable)
-        end = 0
-        for span in self.layout():
-            require(span.offset == end, "spans tile the range", offset=span.offset, expected=end)
-            require(span.requested <= span.size, "requested <= allocated", span=span)
-            end = span.end
-        require(end == self._usable, "spans tile the range", end=end, usable=self._usable)
+        require_tiling(self.layout(), self._usable)
         partial = {slab for slabs in self._partial.values() for _, slab in slabs}
         for slab in self._slabs.values():
             require(len(slab.free_slots) < slab.num_slots, "empty slabs are returned", slab=slab)
@@ -205,16 +201,7 @@ class SizeClassAllocator(Allocator):
         place = bisect_left(by_size, (size, -1))
         if place == len(by_size):
             self._num_ooms += 1
-            stats = self.stats()
-            raise OutOfMemory(
-                requested,
-                capacity=self.capacity_bytes,
-                reserved=self._usable,
-                allocated=self._allocated_bytes,
-                free=stats.free_bytes,
-                num_free_spans=stats.num_free_spans,
-                largest_free=stats.largest_free_bytes,
-            )
+            raise OutOfMemory.of(requested, self.stats())
         offset = by_size[place][1]
         self._spans.take(offset, size)
         return offset

@@ -14,6 +14,7 @@ from labkit.memory.base import (
     Span,
     checked_size,
     not_live,
+    require_tiling,
 )
 from labkit.memory.free_spans import FreeSpans
 from labkit.units import MIB
@@ -139,12 +140,7 @@ class VirtualMemoryAllocator(Allocator):
 
     def check_integrity(self) -> None:
         self._virtual.check_integrity(self._virtual_end)
-        end = 0
-        for span in self.layout():
-            require(span.offset == end, "spans tile the virtual range", offset=span.offset, expected=end)
-            require(span.requested <= span.size, "requested <= allocated", span=span)
-            end = span.end
-        require(end == self._virtual_end, "spans tile the virtual range", end=end)
+        require_tiling(self.layout(), self._virtual_end)
         owned = [g for granules in self._granules.values() for g in granules]
         require(
             sorted(owned + self._free_granules) == list(range(self._num_granules)),

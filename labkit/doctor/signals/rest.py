@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.doctor.signals.core import LEAST_HELD, LONG_REST_S, REST, Signal, Signals, signal
+from labkit.doctor.signals.core import LEAST_HELD, LONG_REST_S, REST, Rest, Signal, Signals, signal
 
 # --- what is held at rest -------------------------------------------------------------------------------------------
 
@@ -82,10 +82,9 @@ def _rest_cleared(s: Signals) -> Signal | None:
 
 @signal("idle_sequences", "count", "sequences counted as running at rest that make no token", REST)
 def _idle(s: Signals) -> Signal | None:
-    known = [r for r in s.rests if r.decoding is not None]
-    if not known:
+    best = _most_idle(s)
+    if best is None:
         return None
-    best = max(known, key=lambda r: r.running - (r.decoding or 0.0))
     return Signal(max(0.0, best.running - (best.decoding or 0.0)), best.end_s)
 
 
@@ -100,16 +99,15 @@ def _decoding(s: Signals) -> Signal | None:
 
 @signal("held_by_idle", "share", "KV usage in the rest with the most idle sequences", REST)
 def _held_by_idle(s: Signals) -> Signal | None:
-    known = [r for r in s.rests if r.decoding is not None]
-    if not known:
+    best = _most_idle(s)
+    if best is None:
         return None
-    best = max(known, key=lambda r: r.running - (r.decoding or 0.0))
     return Signal(best.usage_last, best.end_s)
 
 
 @signal("held_by_few", "share", "KV usage in a rest of sequences that decode", REST)
 def _held_by_few(s: Signals) -> Signal | None:
-    known = [r for r in s.rests if r.decoding is not None and r.running and r.decoding >= 0.6 * r.running]
+    known = _decoding_rests(s)
     if not known:
         return Signal(0.0) if s.rests else None
     best = max(known, key=lambda r: r.usage_last)
@@ -123,7 +121,7 @@ def _held_by_few(s: Signals) -> Signal | None:
     f"{REST}, and the pool's size in tokens",
 )
 def _times_usual(s: Signals) -> Signal | None:
-    known = [r for r in s.rests if r.decoding is not None and r.running and r.decoding >= 0.6 * r.running]
+    known = _decoding_rests(s)
     usual, pool = s.usual_tokens, s.pool_tokens
     if not s.rests or usual is None or pool is None:
         return None
@@ -132,3 +130,14 @@ def _times_usual(s: Signals) -> Signal | None:
     best = max(known, key=lambda r: r.usage_last)
     held = max(0.0, best.usage_last - s.held_by_nobody)
     return Signal(held * pool / best.running / usual, best.end_s)
+
+
+def _most_idle(s: Signals) -> Rest | None:
+    """The rest with the most sequences that are counted as running and make no token."""
+    known = [r for r in s.rests if r.decoding is not None]
+    return max(known, key=lambda r: r.running - (r.decoding or 0.0)) if known else None
+
+
+def _decoding_rests(s: Signals) -> list[Rest]:
+    """Rests in which most of the running sequences decode."""
+    return [r for r in s.rests if r.decoding is not None and r.running and r.decoding >= 0.6 * r.running]

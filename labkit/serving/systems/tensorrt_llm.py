@@ -27,12 +27,11 @@ from labkit.serving.base import (
     StepResult,
     WaitingReason,
 )
+from labkit.serving.systems.outcome import keep_sampled, outcome_of
 from labkit.serving.systems.tensorrt_llm_options import TensorRtLlmOptions
 from labkit.serving.systems.tensorrt_llm_request import CONTEXT, GENERATION, QUEUED, TensorRtLlmRequest
 from labkit.serving.systems.tensorrt_llm_steps import Steps
 from labkit.workload.base import RequestSpec
-
-NOTHING = StepOutcome()
 
 
 class TensorRtLlmScheduler(Steps, Scheduler):
@@ -115,19 +114,9 @@ class TensorRtLlmScheduler(Steps, Scheduler):
 
     def update(self, plan: StepPlan, result: StepResult) -> StepOutcome:
         if result.tokens:
-            for request_id, token in result.tokens.items():
-                r = self.requests.get(request_id)
-                if r is not None and r.tokens is not None:
-                    r.tokens.append(token)
+            keep_sampled(self.requests, result.tokens)
         self.advance()
-        if not (self.started or self.finished):
-            return NOTHING
-        short = {
-            r.id: r.end - r.num_prompt
-            for r in self.finished
-            if r.end < r.num_prompt + r.spec.num_output_tokens
-        }
-        return StepOutcome([r.id for r in self.started], [r.id for r in self.finished], short or None)
+        return outcome_of(self.started, self.finished)
 
     def why_waiting(self, request_id: str) -> WaitingReason:
         """For a request that holds no blocks yet (or any more)."""
