@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
+import io
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -11,8 +14,8 @@ import pytest
 
 from labkit.errors import InputError, LabError
 from labkit.teach.exercises import find_exercise
-from labkit.teach.exercises.generate import BEGIN, END, generate, solution_lines, stripped
-from labkit.teach.exercises.submission import read_source
+from labkit.teach.exercises.generate import BEGIN, END, generate, named_stubs, solution_lines, stripped
+from labkit.teach.exercises.submission import is_example, read_source
 from tests.exercises.trees import CHECKED, IDS, ROOT, notebook
 
 #: lines so short or plain that any text may contain them
@@ -90,6 +93,40 @@ def test_the_examples_of_the_task_are_true(exercise_id: str) -> None:
     failed: list[str] = []
     doctest.DocTestRunner(verbose=False).run(test, out=failed.append)
     assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("exercise_id", [i for i in CHECKED if i < "13"])
+def test_the_cells_to_play_with_run(exercise_id: str) -> None:
+    """The example as code and the cell of "Next", after the solution, in the order of the notebook."""
+    path = notebook("solutions", exercise_id)
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    examples = [c for c in cells if is_example(c)]
+    assert examples[0].id == f"ex{exercise_id}-example"
+    assert cells.index(examples[0]) < next(i for i, c in enumerate(cells) if c.source.startswith("check("))
+    names: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(read_source(path), str(path), "exec"), names)
+        for cell in examples:
+            exec(compile(cell.source, str(path), "exec"), names)
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_links_lead_somewhere(exercise_id: str) -> None:
+    """Both trees lie side by side, so what works from solutions/ works from exercises/."""
+    path = notebook("exercises", exercise_id)
+    text = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (path.parent / target).exists(), target
+    named = re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)
+    assert not re.search(r"\b([Nn]otebooks? \d\d|claims? \d)", named), "named, but not linked"
+
+
+def test_a_stub_names_what_is_missing() -> None:
+    source = 'class A:\n    def f(self):\n        raise NotImplementedError("ex07: this part is not written yet")\n'
+    source += 'def g():\n    raise NotImplementedError("ex07: this part is not written yet")'
+    named = named_stubs(source)
+    assert "ex07: A.f is not written yet" in named
+    assert "ex07: g is not written yet" in named
 
 
 def test_generate_writes_removes_and_then_rests(tmp_path: Path) -> None:

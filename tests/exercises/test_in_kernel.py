@@ -37,7 +37,7 @@ def test_hostile_cells_and_then_the_solution_in_one_kernel(tmp_path: Path) -> No
     ]
     cells += ["check('03', MyFirstFit)"]
     if TRITON:
-        cells += [read_source(notebook("solutions", "13")), "check('13', my_kv_write)"]
+        cells += [read_source(notebook("solutions", "13")), _example("13"), "check('13', my_kv_write)"]
     cells += ["hint('03')", "print('the kernel lives:', answer + 1)"]
     found = new_notebook(cells=[new_code_cell(cell) for cell in cells])
     client = NotebookClient(
@@ -54,10 +54,20 @@ def test_hostile_cells_and_then_the_solution_in_one_kernel(tmp_path: Path) -> No
     assert len(checks) == (2 if TRITON else 1)
     for text in checks:
         assert ": passed" in text
+    if TRITON:
+        rows = [*map(float, range(8)), *map(float, range(16, 24))]
+        assert any(f"rows {rows}" in text for text in texts), "token 0 in slot 5, token 2 in slot 2"
         assert "ename" not in text
     failure = next(cell for cell in found.cells if "check('03', Loop)" in cell.source)
     [error] = [output for output in failure.outputs if output.output_type == "error"]
     assert error.traceback == ["exercise 03: not yet. hint('03') helps."], "one line, not a traceback"
+
+
+def _example(exercise_id: str) -> str:
+    """The cell to play with, under Triton's interpreter in this kernel."""
+    cells = nbformat.read(notebook("solutions", exercise_id), as_version=4).cells
+    source: str = next(c.source for c in cells if c.id == f"ex{exercise_id}-example")
+    return f"{source.rpartition(chr(10))[0]}\nprint('rows', k_cache.view(8, 8)[[5, 2]].flatten().tolist())"
 
 
 @pytest.mark.skipif(not TRITON, reason="triton cannot be imported here")

@@ -53,7 +53,7 @@ def compile_here(source: str, request: Request) -> dict[str, Any]:
         ours = name == "triton" or name.startswith(("triton.", "labkit.kernels"))
         if ours and not name.startswith("triton._C"):
             del sys.modules[name]
-    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_INTERPRET"] = "0"  # set, so that the notebook's first cell leaves it
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"LABKIT_KERNELS": "triton", "TRITON_CACHE_DIR": folder, "TRITON_DUMP_PTXAS_LOG": "1"}
         (Path(folder) / f"{MODULE}.py").write_text(source, encoding="utf-8")
@@ -84,8 +84,7 @@ def bench_on_gpu(source: str) -> str:
         return "No GPU here, so no time."
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / f"{MODULE}.py").write_text(source, encoding="utf-8")
-        env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        env |= {"LABKIT_KERNELS": "auto"}
+        env = {**os.environ, "TRITON_INTERPRET": "0", "LABKIT_KERNELS": "auto"}
         env["PYTHONPATH"] = os.pathsep.join([folder, *(path for path in sys.path if path)])
         command = [sys.executable, "-m", "labkit.teach.exercises.machine_code"]
         try:
