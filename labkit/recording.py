@@ -34,6 +34,7 @@ class Comparison:
 
     @property
     def first(self) -> Difference | None:
+        """The first difference; None when there is none."""
         return self.kept[0] if self.kept else None
 
     def compare(self, path: str, recorded: Any, replayed: Any) -> bool:

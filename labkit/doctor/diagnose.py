@@ -31,6 +31,9 @@ class Sign:
 
 @dataclass(frozen=True)
 class Finding:
+    """One cause that the evidence shows, the signs for it, and what to measure and to change next. `effects` is what the fix
+    does to the figures, where the run can be served again."""
+
     kind: str
     situations: list[str]
     cause: str
@@ -54,6 +57,7 @@ class Diagnosis:
 
     @property
     def kinds(self) -> list[str]:
+        """The kinds of all findings, in their order."""
         return [finding.kind for finding in self.findings]
 
     def as_dict(self) -> dict[str, Any]:

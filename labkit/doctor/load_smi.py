@@ -14,6 +14,7 @@ _PROCESS = re.compile(r"^\|\s+(\d+)\s.*?(\d+)MiB \|", re.M)
 
 
 def looks_like_smi(text: str) -> bool:
+    """Whether a text is nvidia-smi's, as CSV or as its table."""
     return "memory.used" in text.splitlines()[0] or "NVIDIA-SMI" in text or bool(_TABLE.search(text))
 
 

@@ -23,6 +23,7 @@ KEYS = {
 
 
 def looks_like_stats(text: str) -> bool:
+    """Whether a text is `torch.cuda.memory_stats` as JSON lines."""
     return text.lstrip()[0] == "{" and "bytes.all.current" in text
 
 

@@ -29,6 +29,7 @@ class Printed:
 
     @staticmethod
     def parse(number: str, unit: str) -> Printed:
+        """`("1.50", "GiB")` -> bytes, and half of the last printed digit as slack."""
         decimals = len(number.partition(".")[2])
         scale = _UNIT_BYTES[unit]
         slack = 0.0 if unit in ("bytes", "B") else scale * 10.0**-decimals / 2

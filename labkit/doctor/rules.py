@@ -22,6 +22,7 @@ class Check:
     threshold: float
 
     def holds(self, value: float) -> bool:
+        """Whether a signal's `value`, in the signal's unit, passes."""
         return bool(OPERATORS[self.op](value, self.threshold))
 
 

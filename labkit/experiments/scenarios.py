@@ -55,6 +55,7 @@ class ScenarioResult:
 
     @property
     def holds(self) -> bool:
+        """No expected figure was missed."""
         return not self.misses
 
     def check(self) -> ScenarioResult:

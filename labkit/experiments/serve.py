@@ -31,6 +31,7 @@ class Served:
 
     @property
     def summary(self) -> dict[str, Any]:
+        """Scalars of the run, as the recorder has them."""
         return self.recorder.summary()
 
     @property

@@ -18,14 +18,17 @@ class SoakFault:
     """Told when the server starts (`attach`, a fresh cache) and when a request has ended (`finished`)."""
 
     def attach(self, kv: KVCacheManager) -> None:
+        """The cache that it will hold on to."""
         self.kv = kv
         self.num_ended = 0
 
     def finished(self) -> None:
+        """A request ended."""
         self.num_ended += 1
         self.ended()
 
     def ended(self) -> None:
+        """What the fault does at the end of every request."""
         raise NotImplementedError
 
 

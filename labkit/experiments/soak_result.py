@@ -95,10 +95,12 @@ class SoakResult:
 
     @property
     def restart_h(self) -> float | None:
+        """Hours after the start; None where there was no restart."""
         ends = [w.end_h for w in self.windows if w.life == 0]
         return ends[-1] if len(ends) < len(self.windows) else None
 
     def life(self, number: int) -> list[Window]:
+        """The windows before (0) or after (1) the restart."""
         return [w for w in self.windows if w.life == number]
 
     def before_and_after(self) -> dict[str, tuple[float, float]]:

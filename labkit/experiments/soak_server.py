@@ -74,6 +74,7 @@ class Server:
         return kv
 
     def memory(self) -> KVStats:
+        """The KV pool now, in bytes."""
         stats = kv_memory(self.scheduler, self.options.bytes_per_token)
         if stats is None:
             raise LabError(f"policy {self.options.policy!r} does not show its memory; choose another")

@@ -43,6 +43,7 @@ class Trend:
 
     @property
     def aged(self) -> bool:
+        """It rose by its threshold, and still grows or has settled above."""
         return (
             self.num_windows >= MIN_WINDOWS
             and self.rise >= self.threshold

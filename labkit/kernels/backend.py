@@ -59,6 +59,7 @@ def uses_triton(tensor: torch.Tensor) -> bool:
 
 
 def interpreting() -> bool:
+    """Whether Triton's interpreter runs the kernels."""
     return MODE == "interpret"
 
 

@@ -18,6 +18,7 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def fail(argument: str, problem: str) -> LabError:
+    """The error for an argument, to be raised."""
     return LabError(f"{argument}: {problem}")
 
 
@@ -92,6 +93,7 @@ def check_query(query: torch.Tensor, k_cache: torch.Tensor) -> None:
 
 
 def check_scale_and_window(scale: float, window: int | None) -> None:
+    """`scale` is positive; `window` is None or a number of tokens from 1 up."""
     if not scale > 0:
         raise fail("scale", f"is {scale}, accepted is a positive number such as head_dim ** -0.5")
     if window is not None and window < 1:
@@ -99,6 +101,7 @@ def check_scale_and_window(scale: float, window: int | None) -> None:
 
 
 def check_lengths(seq_lens: torch.Tensor) -> None:
+    """No length in `seq_lens [num_requests]` is negative."""
     check_all("seq_lens", seq_lens >= 0, seq_lens, "is negative ({value}), accepted are lengths from 0 up")
 
 
@@ -157,6 +160,7 @@ def check_alignment(**tensors: torch.Tensor | None) -> None:
 
 
 def check_alignment_of_address(name: str, tensor: torch.Tensor) -> None:
+    """The first element lies on a 16-byte boundary."""
     if tensor.data_ptr() % ALIGNMENT:
         raise fail(name, f"starts {tensor.data_ptr() % ALIGNMENT} bytes off a {ALIGNMENT}-byte boundary")
 

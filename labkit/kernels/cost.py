@@ -39,6 +39,7 @@ class Cost:
 def kv_write_cost(
     num_tokens: int, num_kv_heads: int, head_dim: int, dtype_bytes: int, store_bytes: int
 ) -> Cost:
+    """`dtype_bytes` an element of the new rows, `store_bytes` one of the cache (1: quantised, with a scale a row)."""
     rows = 2 * num_tokens * num_kv_heads
     scales = rows * SCALE_BYTES if store_bytes == 1 else 0
     return Cost(

@@ -14,6 +14,7 @@ LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def is_quantized(dtype: torch.dtype) -> bool:
+    """Whether a cache of this dtype has scales."""
     return dtype in LIMITS
 
 

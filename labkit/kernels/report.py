@@ -64,6 +64,7 @@ def bench_report(result: dict[str, Any]) -> str:
 
 
 def counts(loads: dict[str, int] | None) -> str:
+    """`{"LDGSTS.128": 16}` -> "LDGSTS.128x16"."""
     return " ".join(f"{name}x{count}" for name, count in (loads or {}).items()) or "none"
 
 

@@ -51,6 +51,7 @@ class CaseTensors:
     seq_lens: torch.Tensor
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both caches as float64 on the CPU, dequantised: `[num_blocks, block_size, num_kv_heads, head_dim]`."""
         if self.k_scale is None or self.v_scale is None:
             return self.k_cache.cpu().double(), self.v_cache.cpu().double()
         return (
@@ -137,6 +138,7 @@ def empty_caches(case: AttentionCase, num_blocks: int, device: str) -> tuple[tor
 def empty_scales(
     case: AttentionCase, num_blocks: int, device: str
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """NaN everywhere, `[num_blocks, block_size, num_kv_heads]`; None where the cache has no scales."""
     if case.store is None or not is_quantized(case.store):
         return None, None
     shape = (num_blocks, case.block_size, case.num_kv_heads)

@@ -105,6 +105,7 @@ def all_cases() -> list[CompileCase]:
 
 
 def write_case(dtype: torch.dtype, store: torch.dtype, head_dim: int, block_size: int) -> CompileCase:
+    """`kv_write`: rows of `dtype` into a cache of `store`, 8 KV heads."""
     types = {**_pointers(dtype, "key", "value"), **_pointers(store, "k_cache", "v_cache"), **_scales(store)}
     config = write_config(8, head_dim)
     constexprs = {
@@ -129,6 +130,7 @@ def write_case(dtype: torch.dtype, store: torch.dtype, head_dim: int, block_size
 
 
 def contiguous_case(dtype: torch.dtype, store: torch.dtype, head_dim: int, group: int) -> CompileCase:
+    """`contiguous_decode`: queries of `dtype` over a cache of `store`, `group` query heads a KV head."""
     constexprs = _decode_constexprs(dtype, store, head_dim, group)
     types = _decode_types(dtype, store) | {"base_slots": "*i64"}
     return _case(
@@ -145,6 +147,7 @@ def paged_case(
     *,
     windowed: bool = False,
 ) -> CompileCase:
+    """`paged_decode` in a single pass."""
     constexprs = _decode_constexprs(dtype, store, head_dim, group)
     constexprs |= {"BLOCK_SIZE": block_size, "WINDOWED": windowed}
     types = _decode_types(dtype, store) | {"block_tables": "*i32"}
@@ -155,6 +158,7 @@ def paged_case(
 def split_case(
     dtype: torch.dtype, store: torch.dtype, head_dim: int, group: int, block_size: int
 ) -> CompileCase:
+    """`paged_decode` cut into pieces, the kernel that leaves partial sums."""
     constexprs = _decode_constexprs(dtype, store, head_dim, group)
     constexprs |= {"BLOCK_SIZE": block_size, "WINDOWED": False}
     types = _decode_types(dtype, store) | {"block_tables": "*i32", "partial": "*fp32", "partial_lse": "*fp32"}
@@ -173,6 +177,7 @@ def split_case(
 
 
 def reduce_case(dtype: torch.dtype, head_dim: int) -> CompileCase:
+    """The kernel that joins 16 partial sums."""
     types = {**_pointers(dtype, "out"), "partial": "*fp32", "partial_lse": "*fp32"}
     constexprs = {"HEAD_DIM": head_dim, "SPLITS": 16, "num_warps": 4}
     return _case(
@@ -196,6 +201,7 @@ def prefill_case(
     *,
     windowed: bool = False,
 ) -> CompileCase:
+    """`paged_prefill`; `group` query heads a KV head."""
     config = prefill_config(dtype, head_dim, store in LIMITS)
     constexprs = {
         "GROUP": group,
@@ -215,6 +221,7 @@ def prefill_case(
 
 
 def mla_case(dtype: torch.dtype, block_size: int) -> CompileCase:
+    """`mla_decode` on rows of DeepSeek-V3: 512 latent and 64 rotary entries."""
     config = mla_config(dtype)
     constexprs = {
         "LATENT_DIM": 512,
@@ -232,16 +239,19 @@ def mla_case(dtype: torch.dtype, block_size: int) -> CompileCase:
 
 
 def copy_case() -> CompileCase:
+    """`block_copy`, in 16-byte units of int32 words."""
     types = {**_pointers(None, "source", "target"), "block_pairs": "*i64"}
     return _case("block_copy", "copy_blocks_kernel", types, {"BLOCK_WORDS": BLOCK, "UNIT": 4}, None, None)
 
 
 def move_case() -> CompileCase:
+    """`move_slots`, in 16-byte units of int32 words."""
     types = {**_pointers(None, "source", "target"), "source_slots": "*i64", "target_slots": "*i64"}
     return _case("move_slots", "move_slots_kernel", types, {"BLOCK_WORDS": BLOCK, "UNIT": 4}, None, None)
 
 
 def gather_case(block_size: int) -> CompileCase:
+    """`block_gather`, in 16-byte units of int32 words."""
     module = importlib.import_module("labkit.kernels.block_gather")
     types = {
         **_pointers(None, "out", "cache"),

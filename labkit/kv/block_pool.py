@@ -44,10 +44,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
+        """Blocks with count 0 and no findable content."""
         return len(self._free)
 
     @property
     def num_evictable(self) -> int:
+        """Blocks with count 0 whose content can still be found."""
         return self.prefix.num_evictable if self.prefix is not None else 0
 
     @property

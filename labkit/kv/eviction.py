@@ -89,6 +89,8 @@ EVICTION: Registry[type[EvictionQueue]] = Registry("eviction policy")
 
 @EVICTION.register("lru")
 class LRU(EvictionQueue):
+    """The entry that has not been used for longest goes first."""
+
     name = "lru"
 
     def key(self, entry: Entry) -> tuple:
@@ -97,6 +99,8 @@ class LRU(EvictionQueue):
 
 @EVICTION.register("lfu")
 class LFU(EvictionQueue):
+    """The entry with the fewest hits goes first."""
+
     name = "lfu"
 
     def key(self, entry: Entry) -> tuple:
@@ -105,6 +109,8 @@ class LFU(EvictionQueue):
 
 @EVICTION.register("fifo")
 class FIFO(EvictionQueue):
+    """The entry that was created first goes first."""
+
     name = "fifo"
 
     def key(self, entry: Entry) -> tuple:

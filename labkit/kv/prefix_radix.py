@@ -36,6 +36,8 @@ class Node:
 
 
 class RadixPrefixCache(PrefixCache):
+    """`eviction` orders the leaves that nobody holds; `partial_hits` also finds the beginning of a block."""
+
     name = "radix"
     publishes_when_computed = True
     publishes_outputs_at_end: ClassVar[bool] = True

@@ -48,19 +48,23 @@ class KVSpec:
 
     @classmethod
     def mla(cls, num_layers: int, latent_dim: int, rope_dim: int, dtype: str = "bf16") -> KVSpec:
+        """Latent attention: one row of `latent_dim + rope_dim` elements a token and layer, key and value in one."""
         return cls(num_layers, 1, latent_dim + rope_dim, dtype, latent_dim, rope_dim)
 
     @property
     def kind(self) -> str:
+        """ "heads" or "mla"."""
         return "mla" if self.latent_dim else "heads"
 
     @property
     def elements_per_token(self) -> int:
+        """Over all layers, keys and values together."""
         rows = 1 if self.latent_dim else 2 * self.num_kv_heads
         return self.num_layers * rows * self.head_dim
 
     @property
     def scale_bytes_per_token(self) -> int:
+        """Of a quantised cache: one float32 a token, layer and KV head, for keys and for values."""
         return self.num_layers * 2 * self.num_kv_heads * SCALE_BYTES if self.dtype in QUANTIZED else 0
 
     @property

@@ -51,6 +51,7 @@ class Span:
 
     @property
     def end(self) -> int:
+        """One more than its last byte."""
         return self.offset + self.size
 
 

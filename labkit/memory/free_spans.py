@@ -29,6 +29,7 @@ class FreeSpans:
 
     @property
     def largest_bytes(self) -> int:
+        """Length of the longest free span; 0 when nothing is free."""
         return self.by_size[-1][0] if self.by_size else 0
 
     def take(self, offset: int, size: int) -> None:

@@ -41,6 +41,8 @@ class SnapshotBlock:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSegment:
+    """One device allocation of `size` bytes and its blocks in address order."""
+
     device: int
     address: int
     size: int
@@ -83,9 +85,11 @@ class Snapshot:
         )
 
     def of_device(self, device: int) -> list[SnapshotSegment]:
+        """Its segments."""
         return [segment for segment in self.segments if segment.device == device]
 
     def trace(self, device: int) -> tuple[SnapshotEvent, ...]:
+        """Its recorded events, oldest first; empty for a device without."""
         return self.traces[device] if 0 <= device < len(self.traces) else ()
 
     def spans(self, device: int = 0) -> list[Span]:

@@ -14,6 +14,7 @@ Config = dict[str, Any]
 
 
 def all_full(config: Config, layer: int) -> LayerKind:
+    """Every layer sees the whole context."""
     return "full"
 
 
@@ -29,15 +30,18 @@ def qwen2(config: Config, layer: int) -> LayerKind:
 
 
 def every_other(config: Config, layer: int) -> LayerKind:
+    """Even layers see the sliding window, odd ones everything (Gemma 2, gpt-oss)."""
     return "sliding" if layer % 2 == 0 else "full"
 
 
 def gemma3(config: Config, layer: int) -> LayerKind:
+    """One full layer after five sliding ones, or as the config says."""
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     return "full" if (layer + 1) % pattern == 0 else "sliding"
 
 
 def qwen3_next(config: Config, layer: int) -> LayerKind:
+    """One full layer after three linear ones, or as the config says."""
     return "full" if (layer + 1) % config.get("full_attention_interval", 4) == 0 else "linear"
 
 

@@ -21,9 +21,11 @@ class Fields:
         self.values, self.where = dict(values), where
 
     def get(self, name: str) -> Any:
+        """The value as it stands in the file; None where it is missing."""
         return self.values.get(name)
 
     def fail(self, name: str, problem: str) -> NoReturn:
+        """Raise `InputError` that names the file and the field."""
         raise InputError(self.where, problem, field=name)
 
     @overload
@@ -78,6 +80,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, *, default: Default) -> bool | Default:
+        """True or false."""
         value = self.values.get(name)
         if value is None:
             return default

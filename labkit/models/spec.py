@@ -105,6 +105,7 @@ class ModelSpec:
 
     # -- keys and values --------------------------------------------------------------------------------------
     def num_layers_of(self, kind: LayerKind) -> int:
+        """Layers of one kind: "full", "sliding" or "linear"."""
         return sum(1 for k in self.layer_kinds if k == kind)
 
     def kv_bytes_per_token_per_layer(self, kv_dtype: str = "auto", tp: int = 1) -> float:
@@ -145,6 +146,7 @@ class ModelSpec:
 
     @property
     def ssm_state_bytes(self) -> int:
+        """Recurrent state of one sequence over all linear layers, in float32; 0 where there are none."""
         if self.linear is None:
             return 0
         la = self.linear
@@ -152,6 +154,7 @@ class ModelSpec:
 
     @property
     def conv_state_bytes(self) -> int:
+        """Convolution state of one sequence over all linear layers, in 16 bits; 0 where there are none."""
         if self.linear is None:
             return 0
         la = self.linear

@@ -32,6 +32,7 @@ class Weight:
 
     @property
     def numel(self) -> int:
+        """Elements, over all experts."""
         return self.num_experts * self.out_features * self.in_features
 
 

@@ -32,6 +32,7 @@ class TokenGaps:
         self.ends.append(end_s)
 
     def first_token(self, request_id: str, end_s: float) -> None:
+        """The request's first token came at `end_s`, in the step that ends now."""
         self._open[request_id] = (end_s, len(self.ends), 1)
 
     def interrupted(self, request_id: str, num_tokens: int) -> None:
@@ -39,6 +40,7 @@ class TokenGaps:
         self._close(request_id, num_tokens, keep=True)
 
     def finished(self, request_id: str, num_tokens: int) -> None:
+        """The request ended after `num_tokens` tokens."""
         self._close(request_id, num_tokens, keep=False)
 
     def _close(self, request_id: str, num_tokens: int, keep: bool) -> None:

@@ -32,6 +32,7 @@ class CheckedLine:
 
     @property
     def verdict(self) -> str:
+        """ "flagged", "ok", or, where no exact step applies, "estimated", "estimate off" or "untested"."""
         if any(not step.holds for step in self.steps):
             return "flagged"
         if self.steps:

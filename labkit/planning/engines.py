@@ -45,6 +45,7 @@ class Budget:
     rule: str
 
     def term(self, name: str) -> int:
+        """Bytes of all terms of that name."""
         return sum(t.num_bytes for t in self.terms if t.name == name)
 
 

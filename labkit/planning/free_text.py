@@ -59,6 +59,7 @@ def read_result(text: str) -> str | None:
 
 
 def read_engine(values: Mapping[str, Any], text: str) -> str:
+    """ "vllm" (0.33 and later), "vllm-v1", "vllm-v0", "sglang", "tensorrt_llm" or "llama_cpp", by the marks in a line."""
     said = f"{values.get('engine', '')} {text} {values.get('util', '')} {values.get('version', '')}".lower()
     for mark, engine in (
         ("sglang", "sglang"),
@@ -83,6 +84,7 @@ def read_engine(values: Mapping[str, Any], text: str) -> str:
 
 
 def read_quantization(text: str) -> Quantization | None:
+    """The scheme that the model's text names; None for none."""
     said = text.lower()
     for mark, scheme in (
         ("w8a8", "int8"),

@@ -39,21 +39,26 @@ class Ledger:
 
     @property
     def used_bytes(self) -> int:
+        """Sum of the lines."""
         return sum(line.num_bytes for line in self.lines)
 
     @property
     def unused_bytes(self) -> int:
+        """What no line takes."""
         return self.total_bytes - self.used_bytes
 
     def bytes_of(self, kind: str) -> int:
+        """Bytes of all lines of one of the seven kinds."""
         return sum(line.num_bytes for line in self.lines if line.kind == kind)
 
     @property
     def hidden_bytes(self) -> int:
+        """Lines that estimates usually leave out."""
         return sum(line.num_bytes for line in self.lines if line.hidden)
 
     @property
     def static_bytes(self) -> int:
+        """Lines that stay as they are while the engine serves."""
         return sum(line.num_bytes for line in self.lines if not line.dynamic)
 
     def sentence(self) -> str:

@@ -62,6 +62,7 @@ class LifetimeBudget:
 
     @property
     def headroom(self) -> int:
+        """Blocks that are left; negative when the load does not fit."""
         return (
             self.pool_blocks
             - self.private_blocks
@@ -74,6 +75,7 @@ class LifetimeBudget:
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"headroom": self.headroom}
 
     def sentence(self) -> str:
+        """The budget in words, blocks by lifetime."""
         verdict = "fits" if self.headroom >= 0 else "does not fit"
         return (
             f"Of {self.pool_blocks:,} blocks running requests want {self.private_blocks:,}, hot sessions "

@@ -35,6 +35,7 @@ class Step:
 
     @property
     def holds(self) -> bool:
+        """Equal texts, or a deviation within the tolerance or the range that rounding leaves."""
         if isinstance(self.printed, str) or isinstance(self.planned, str):
             return self.printed == self.planned
         if abs(self.deviation) <= self.tolerance:
@@ -62,6 +63,7 @@ class Step:
 
 
 def tolerance(line: PrintedLine) -> float:
+    """Relative: tighter on one rank than across several."""
     return ONE_RANK if line.num_ranks == 1 else ACROSS_RANKS
 
 
@@ -74,6 +76,7 @@ def printed_interval(value: float) -> tuple[float, float]:
 
 
 def interval(planned: float, printed: float) -> tuple[float, float]:
+    """What `planned` may be, given that `printed` was rounded to its digits; same unit as both."""
     low, high = printed_interval(printed)
     return planned - (high - low) / 2, planned + (high - low) / 2
 

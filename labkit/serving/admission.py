@@ -75,6 +75,7 @@ class Admission:
         raise NotImplementedError
 
     def capacity(self, space: Space) -> float:
+        """The most that may be used, in this admission's unit."""
         raise NotImplementedError
 
     def free(self, space: Space, num_running: int, num_tokens: int) -> float:
@@ -125,11 +126,13 @@ class Admission:
         )
 
     def joined(self, request: Request, space: Space) -> None:
+        """It runs from now on: what it reserves is committed."""
         if self.reserve != "none":
             request.committed_tokens = self._reserved_tokens(request)
             self.committed += self.units(request.committed_tokens, space)
 
     def left(self, request: Request, space: Space) -> None:
+        """It runs no longer: its reservation is given back."""
         if request.committed_tokens:
             self.committed -= self.units(request.committed_tokens, space)
             request.committed_tokens = 0

@@ -32,6 +32,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
+    """A request that joined in this step. `num_hit_tokens` were found in the prefix cache; `resumed` after a preemption."""
+
     request_id: str
     num_hit_tokens: int
     resumed: bool
@@ -83,6 +85,8 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepResult:
+    """What an executor says of a step: how long it took, in seconds, and the tokens it sampled."""
+
     duration_s: float
     #: request id -> sampled token; None for an executor that has no tensors
     tokens: Mapping[str, int] | None = None
@@ -140,6 +144,8 @@ class Scheduler(ABC):
 
 
 class Executor(ABC):
+    """Carries out what a scheduler decided, and decides nothing."""
+
     @abstractmethod
     def execute(self, plan: StepPlan) -> StepResult: ...
 

@@ -56,6 +56,7 @@ class BatchComposition:
 
     @property
     def budget(self) -> int:
+        """Tokens that a step may compute."""
         return NO_BUDGET if self.max_num_batched_tokens is None else self.max_num_batched_tokens
 
     def start(self, scheduler: RunningSet) -> None:
@@ -87,6 +88,8 @@ class BatchComposition:
 
 @BATCHINGS.register("static")
 class Static(BatchComposition):
+    """A batch is filled once and runs until its last request ends."""
+
     cuts_prompts = False
 
     def __init__(self, max_num_batched_tokens: int | None = None):
@@ -103,6 +106,8 @@ class Static(BatchComposition):
 
 @BATCHINGS.register("continuous")
 class Continuous(BatchComposition):
+    """Whole prompts, no token budget."""
+
     cuts_prompts = False
 
     def __init__(self) -> None:
@@ -111,6 +116,8 @@ class Continuous(BatchComposition):
 
 @BATCHINGS.register("mixed")
 class Mixed(BatchComposition):
+    """Whole prompts within the token budget."""
+
     cuts_prompts = False
 
 
@@ -121,6 +128,8 @@ class Chunked(BatchComposition):
 
 @BATCHINGS.register("prefill-first")
 class PrefillFirst(BatchComposition):
+    """While a prompt can run, nobody decodes."""
+
     phases = ("prefill", "admit", "decode")
     mixes = False
 

@@ -32,6 +32,7 @@ class DecodeTable:
         self._last: dict[int, list[Request]] = {}
 
     def computed(self, request: Request) -> int:
+        """Tokens of a decoding request that have KV."""
         return self.clock + request.offset
 
     def outputs(self, request: Request) -> int:
@@ -59,6 +60,7 @@ class DecodeTable:
         request.due_at = request.last_at = -1
 
     def set_due(self, request: Request, num_slots: int) -> None:
+        """It has `num_slots` token slots, and must be asked about again when they are used up."""
         request.due_at = num_slots - request.offset
         self._due.setdefault(request.due_at, []).append(request)
 

@@ -52,6 +52,7 @@ class Gaps:
         self.counts = np.zeros(25 * self.BINS_PER_E, dtype=np.int64)
 
     def add(self, seconds: Sequence[float], weights: Sequence[int] | None = None) -> None:
+        """Count times in seconds, each `weights[i]` times (None: once)."""
         if len(seconds):
             values = np.maximum(np.asarray(seconds, dtype=np.float64), self.FLOOR_S)
             bins = (np.log(values / self.FLOOR_S) * self.BINS_PER_E).astype(np.int64)

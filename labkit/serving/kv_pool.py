@@ -73,6 +73,7 @@ class KVPool:
 
 
 def check_dtype(dtype: str, capability: tuple[int, int]) -> None:
+    """Raises `LabError` for fp8 on a device of compute capability below 8.9."""
     if not supported_dtypes(capability)[dtype]:
         raise LabError(
             f"KV dtype {dtype} is not supported on sm_{capability[0]}{capability[1]}; it needs sm_89 or newer"

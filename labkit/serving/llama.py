@@ -52,6 +52,8 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class Weights:
+    """All tensors of a model, layers in order."""
+
     embedding: torch.Tensor
     layers: list[LayerWeights]
     final_norm: torch.Tensor

@@ -42,6 +42,7 @@ class MLAShape:
 
     @property
     def scale(self) -> float:
+        """Softmax scale: query and key have `nope_dim + rope_dim` entries a head."""
         return float((self.nope_dim + self.rope_dim) ** -0.5)
 
 
@@ -90,6 +91,7 @@ class LlamaConfig:
 
     @property
     def rotary_dim(self) -> int:
+        """Entries of a head that are rotated."""
         return self.head_dim if self.mla is None else self.mla.rope_dim
 
     @property

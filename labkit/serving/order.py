@@ -36,6 +36,7 @@ class QueueOrder:
         self.blocked, self.max_skips = blocked, max_skips
 
     def key(self, request: Request, space: Space) -> float:
+        """The smallest goes first; ties by arrival."""
         raise NotImplementedError
 
     def passes_over(self, request: Request) -> bool:
@@ -48,6 +49,8 @@ class QueueOrder:
 
 @ORDERS.register("fcfs")
 class FirstComeFirstServed(QueueOrder):
+    """By arrival."""
+
     def key(self, request: Request, space: Space) -> float:
         return request.arrival
 
@@ -115,9 +118,11 @@ class WaitingQueue:
             yield row[2]
 
     def push(self, request: Request) -> None:
+        """Put it in its place."""
         insort(self._rows, self._row(request))
 
     def remove(self, request: Request) -> None:
+        """It waits no longer."""
         if self._rows[-1][2] is request:
             self._rows.pop()
         else:

@@ -32,6 +32,8 @@ Victim = Literal["last", "least-urgent"]
 
 
 class PressureResponse:
+    """Asked when a running request finds no room to grow, and before every admission."""
+
     def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         """What forbids an admission now, or None."""
         return None
@@ -48,11 +50,14 @@ class PressureResponse:
         return True
 
     def relieve(self, scheduler: RunningSet, plan: StepPlan, request: Request) -> bool:
+        """Make room for a running `request`; True when it may try again, False when it is no longer to grow in this step."""
         raise NotImplementedError
 
 
 @PRESSURES.register("refuse")
 class Refuse(PressureResponse):
+    """Who finds no room is dropped."""
+
     def relieve(self, scheduler: RunningSet, plan: StepPlan, request: Request) -> bool:
         scheduler.drop(plan, request, "no room to grow")
         return False
@@ -60,6 +65,8 @@ class Refuse(PressureResponse):
 
 @PRESSURES.register("wait")
 class Wait(PressureResponse):
+    """Who finds no room stands still and keeps what it holds: two such requests can wait for each other for ever."""
+
     def limit(self, scheduler: RunningSet, request: Request) -> str | None:
         return "stalled_requests" if scheduler.stalled else None
 
@@ -106,6 +113,8 @@ class PreemptSwap(PreemptRecompute):
 
 @PRESSURES.register("throttle")
 class Throttle(PreemptRecompute):
+    """Admissions pause above `high` and resume below `low`, shares of the pool; who finds no room is preempted."""
+
     def __init__(self, high: float = 0.9, low: float = 0.8, victim: Victim = "last"):
         super().__init__(victim)
         if not 0 < low <= high <= 1:
@@ -120,6 +129,8 @@ class Throttle(PreemptRecompute):
 
 @PRESSURES.register("degrade")
 class DegradeOutput(PressureResponse):
+    """Above `high`, a share of the pool, newcomers get at most `max_output_tokens`; who finds no room ends early."""
+
     def __init__(self, high: float = 0.9, max_output_tokens: int = 128):
         self.high, self.max_output_tokens = high, max_output_tokens
 

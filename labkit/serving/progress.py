@@ -27,6 +27,7 @@ class ProgressGuard:
         self._preempted: Counter[str] = Counter()
 
     def watch(self, scheduler: Scheduler, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Count one step. Raises `NoProgress` when it was one too many."""
         if plan.num_decode_requests or outcome.started or outcome.finished:
             self.num_idle_steps = 0
             if self._preempted:

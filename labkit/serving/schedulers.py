@@ -36,6 +36,7 @@ SYSTEMS = ("vllm", "sglang", "tensorrt_llm")
 
 
 def scheduler_names() -> list[str]:
+    """ "lab" and the modelled systems."""
     return ["lab", *SYSTEMS]
 
 

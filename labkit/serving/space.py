@@ -24,6 +24,7 @@ class Space:
         self.num_blocks = kv.num_total_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens`, the last one rounded up."""
         return -(-num_tokens // self.block_size)
 
     def blocks_asked(self, request: Request, num_hit_tokens: int) -> int:
@@ -61,6 +62,7 @@ class Space:
         return {"block_keys": keys} if keys else {}
 
     def room(self, request: Request) -> int:
+        """Tokens that it may still write into slots it holds."""
         return self.kv.room(request.request_id)
 
     def stats(self, num_unplaced_tokens: int) -> KVStats:

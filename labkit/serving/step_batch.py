@@ -35,6 +35,8 @@ from labkit.serving.tensor_memory import TensorMemory
 
 
 class StepBatch:
+    """The chunks of one step as flat tensors: `num_decodes` decoding requests first, then prompts; `num_tokens` rows in all."""
+
     def __init__(
         self,
         chunks: Sequence[Chunk],

@@ -78,6 +78,7 @@ class TensorMemory:
         return Block(tensor, allocation, kind)
 
     def release(self, block: Block) -> None:
+        """Give a block back."""
         self.allocator.free(block.allocation)
         self.live_bytes[block.kind] -= block.allocation.requested
 

@@ -73,6 +73,7 @@ class Board:
 
     @property
     def entry(self) -> Row | None:
+        """The row of the entry; None when only what is built in was run."""
         return next((row for row in self.rows if row.kind == "entry"), None)
 
     def place_of(self, name: str) -> int:

@@ -36,6 +36,7 @@ class Disqualified(LabError):
 
 
 def name_of(entry: Entry) -> str:
+    """A text stands for itself, a class for its name."""
     return entry if isinstance(entry, str) else entry.__name__
 
 

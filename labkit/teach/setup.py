@@ -29,6 +29,7 @@ class Setup:
         return lab if self.scale == "lab" or gpu is None else gpu
 
     def rng(self, part: int = 0) -> np.random.Generator:
+        """A fresh generator for one part of a notebook: same seed and part, same numbers."""
         return np.random.default_rng([self.seed, part])
 
 

@@ -35,6 +35,8 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class SignalInfo:
+    """`unit` of the value, what it `says`, the evidence it `needs`, and how it is computed."""
+
     unit: str
     says: str
     needs: str
@@ -83,6 +85,7 @@ class Signals:
         return self._known[name]
 
     def value(self, name: str) -> float | None:
+        """The number alone; None where the evidence does not give it."""
         found = self[name]
         return None if found is None else found.value
 

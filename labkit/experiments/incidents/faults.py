@@ -69,9 +69,11 @@ class Fault:
     idle_running = 0
 
     def attach(self, kv: KVCacheManager, share: float) -> None:
+        """It may hold up to `share` of the cache's tokens."""
         self.holds = Holds(kv, share * kv.capacity_tokens)
 
     def finished(self, spec: RequestSpec, now_s: float) -> None:
+        """A request ended at `now_s`."""
         raise NotImplementedError
 
     def cached_tokens(self, running: Iterable[str]) -> int:
@@ -79,6 +81,7 @@ class Fault:
         return 0
 
     def advance(self, now_s: float) -> None:
+        """Let go of what is due by `now_s`."""
         self.holds.release_due(now_s)
 
 

@@ -58,10 +58,12 @@ class Plan:
 
     @property
     def capacity_tokens(self) -> int:
+        """The pool: `room` times what the load holds at its peak, and never less than its longest request."""
         return max(int(self.room * self.peak_tokens), int(1.1 * self.longest_tokens))
 
     @property
     def longest_tokens(self) -> int:
+        """Prompt and output of the longest request."""
         return max(r.num_prompt_tokens + r.num_output_tokens for r in [*self.load.requests, *self.extra])
 
     def held(self, strength: float) -> float:
@@ -74,6 +76,7 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def kind(recipe: Recipe) -> Recipe:
+    """Register a recipe under its function's name."""
     RECIPES[recipe.__name__] = recipe
     return recipe
 

@@ -22,10 +22,12 @@ class Histogram:
     total: float = 0.0
 
     def add(self, value: float) -> None:
+        """One observation, in seconds."""
         self.counts[bisect_left(EDGES, value)] += 1
         self.total += value
 
     def snapshot(self) -> tuple[list[int], float]:
+        """Cumulative counts by edge, and the sum in seconds."""
         return np.cumsum(self.counts).tolist(), self.total
 
 

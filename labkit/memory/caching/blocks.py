@@ -153,6 +153,7 @@ class BlockPool:
         self.num_searches = 0
 
     def insert(self, block: Block) -> None:
+        """Put a free block in its stream's list; its age for garbage collection starts at 0."""
         block.age_base = self.num_searches
         entry = (block.size, block.segment.ordinal, block.offset, block)
         try:
@@ -161,13 +162,16 @@ class BlockPool:
             self.free[block.stream] = [entry]
 
     def remove(self, block: Block) -> None:
+        """Take a block out of its stream's free list."""
         entries = self.free[block.stream]
         del entries[bisect_left(entries, (block.size, block.segment.ordinal, block.offset))]
 
     def insert_unmapped(self, block: Block) -> None:
+        """Note a range of an expandable segment that has no memory behind it."""
         insort(self.unmapped.setdefault(block.stream, []), (block.offset, block))
 
     def remove_unmapped(self, block: Block) -> None:
+        """The range is mapped, or part of a larger one, from now on."""
         entries = self.unmapped[block.stream]
         del entries[bisect_left(entries, (block.offset,))]
 

@@ -33,6 +33,7 @@ class Tokens:
         return self.tokens[i]
 
     def error(self, text: str) -> AllocatorConfError:
+        """PyTorch's text, and the string it is about; to be raised."""
         return AllocatorConfError(f"{text} (in the allocator settings {self.conf!r})")
 
     def integer(self, i: int) -> int:
@@ -51,6 +52,7 @@ class Tokens:
         return value
 
     def boolean(self, i: int) -> bool:
+        """Only `True` and `False` as they stand."""
         if self[i] not in ("True", "False"):
             raise self.error(
                 f"Expected 'True' or 'False' at index {i} in ConfigTokenizer but got '{self[i]}'"
@@ -58,6 +60,7 @@ class Tokens:
         return self[i] == "True"
 
     def skip_value(self, i: int) -> int:
+        """The index of the last token of the value that belongs to the key at `i`: one token, or a list in brackets."""
         i += 2
         if self[i] == "[":
             while i < len(self) and self[i] != "]":

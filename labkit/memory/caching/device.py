@@ -46,6 +46,7 @@ class SimulatedDevice:
 
     @property
     def free_bytes(self) -> int:
+        """What the device can still give."""
         return self.total_bytes - self.used_bytes
 
     def malloc(self, size: int) -> int | None:

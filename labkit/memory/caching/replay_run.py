@@ -60,6 +60,7 @@ class Run:
         return placed + self._statistics()
 
     def final_segments(self) -> list[dict[str, Any]]:
+        """The layout as a recording keeps it at its end."""
         return [
             {
                 "addr": addr,

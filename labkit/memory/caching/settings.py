@@ -42,6 +42,7 @@ class AllocatorSettings:
 
     @classmethod
     def parse(cls, conf: str) -> AllocatorSettings:
+        """The defaults, and then `conf`; raises `AllocatorConfError`."""
         settings = cls()
         settings.set(conf)
         return settings

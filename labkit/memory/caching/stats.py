@@ -14,12 +14,14 @@ class Stat:
         self.current = self.peak = self.allocated = self.freed = 0
 
     def increase(self, amount: int) -> None:
+        """`amount` more, in bytes or counts."""
         self.allocated += amount
         self.current += amount
         if self.current > self.peak:
             self.peak = self.current
 
     def decrease(self, amount: int) -> None:
+        """`amount` less; the peak stays."""
         self.freed += amount
         self.current -= amount
 

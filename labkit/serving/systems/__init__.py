@@ -24,6 +24,7 @@ SYSTEMS = {
 
 
 def system_class(name: str) -> type[Scheduler]:
+    """Its scheduler class, imported now. Raises `LabError` that lists the names."""
     if name not in SYSTEMS:
         raise LabError(f"unknown system {name!r}; choose one of: {', '.join(sorted(SYSTEMS))}")
     module, cls = SYSTEMS[name]

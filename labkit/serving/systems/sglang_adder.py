@@ -71,13 +71,16 @@ class PrefillAdder:
 
     @property
     def rem_total(self) -> float:
+        """Tokens left in the whole pool, with what running requests may still need set aside."""
         return self.pool.available + self.tree.num_evictable - self.total_offset
 
     @property
     def rem_current(self) -> int:
+        """Tokens left in the whole pool, with only what was added in this step set aside."""
         return self.pool.available + self.tree.num_evictable - self.current_offset
 
     def budget_state(self) -> Verdict:
+        """Whether another request may be looked at, and what is spent if not."""
         if self.rem_total <= 0 or self.rem_current <= 0:
             return Verdict.NO_TOKEN
         if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):

@@ -145,6 +145,7 @@ class SglangOptions:
 
     @property
     def chunk_tokens(self) -> int | None:
+        """Tokens of a prefill chunk; None where prompts are not chunked."""
         return self.chunked_prefill_size if self.chunked_prefill_size > 0 else None
 
     @property

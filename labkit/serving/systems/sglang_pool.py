@@ -27,6 +27,7 @@ class TokenPool:
         return self.num_free_pages * self.page_size
 
     def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens`."""
         return -(-num_tokens // self.page_size)
 
     def take(self, num_pages: int) -> list[int]:
@@ -47,6 +48,7 @@ class TokenPool:
         return pages
 
     def give(self, num_pages: int, pages: Sequence[int]) -> None:
+        """`num_pages` are free again; `pages` are their ids where ids are kept."""
         self.num_free_pages += num_pages
         if self._free is None:
             return

@@ -49,6 +49,7 @@ class RadixTree:
         self.reset()
 
     def reset(self) -> None:
+        """An empty tree."""
         self.time = 0
         self.root = Node(None, _NO_TOKENS, [], 0, _LOWEST)
         self.root.lock_ref = 1
@@ -140,6 +141,7 @@ class RadixTree:
         return node
 
     def unlock(self, node: Node) -> None:
+        """One request less holds the path from the root to `node`."""
         at: Node | None = node
         while at is not None and at.parent is not None:
             at.lock_ref -= 1

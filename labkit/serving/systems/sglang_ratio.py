@@ -20,9 +20,11 @@ class NewTokenRatio:
         self.current = self.initial
 
     def decay_step(self) -> None:
+        """One step of decoding without trouble."""
         self.current = max(self.current - self.decay, self.least)
 
     def reset(self) -> None:
+        """Back to the initial ratio."""
         self.current = self.initial
 
     def after_retraction(self, num_outputs: int, num_max_new_tokens: int, num_kept: int) -> None:

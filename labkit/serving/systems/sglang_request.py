@@ -71,9 +71,11 @@ class Req:
         return self.spec.num_prompt_tokens
 
     def outputs(self, clock: int) -> int:
+        """Tokens sampled so far."""
         return self.num_outputs if self.base is None else clock + self.base
 
     def seqlen(self, clock: int) -> int:
+        """Prompt and outputs, in tokens."""
         return self.spec.num_prompt_tokens + self.outputs(clock)
 
     def committed(self, clock: int) -> int:
@@ -102,6 +104,7 @@ class Req:
         return self._known
 
     def start_decoding(self, clock: int) -> None:
+        """From now on the shared clock counts its outputs."""
         self.base = self.num_outputs - clock
         self.last_at = clock + self.target_outputs - self.num_outputs
 

@@ -68,6 +68,7 @@ class SglangState:
             req.rank = self._num_ranks
 
     def finish(self, req: Req) -> None:
+        """It is done; what it computed becomes findable."""
         req.finished = True
         self.memory.release(req, self.clock, insert=True)
         del self.requests[req.request_id]

@@ -35,6 +35,7 @@ class ReusePool:
 
     @property
     def num_evictable(self) -> int:
+        """Findable blocks that nobody holds."""
         return sum(1 for block in self.block_of.values() if not self.ref[block])
 
     def take(self, n: int) -> list[int]:
@@ -61,6 +62,7 @@ class ReusePool:
             pending += self.children.pop(gone, ())
 
     def cached_prefix(self, keys: Sequence[int], limit: int) -> list[int]:
+        """Longest run of findable blocks from the start, at most `limit`."""
         find, hit = self.block_of.get, []
         for key in keys[:limit]:
             block = find(key)
@@ -70,6 +72,7 @@ class ReusePool:
         return hit
 
     def claim(self, hit: Iterable[int]) -> None:
+        """One more request holds these blocks."""
         for block in hit:
             if not self.ref[block]:
                 del self.free[block]
@@ -86,6 +89,7 @@ class ReusePool:
             parent = key
 
     def release(self, table: list[int]) -> None:
+        """A request lets go of its blocks, the last first."""
         ref, free = self.ref, self.free
         for block in reversed(table):
             ref[block] -= 1

@@ -18,6 +18,8 @@ from labkit.serving.systems.tensorrt_llm_state import TensorRtLlmState
 
 
 class Capacity(TensorRtLlmState):
+    """The capacity stage: which requests may run in this step, by policy."""
+
     def fitting_contexts(self) -> list[TensorRtLlmRequest]:
         """GUARANTEED_NO_EVICT, STATIC_BATCH and MaxRequests: every generating request fits (they were admitted so);
         returns the contexts that do."""

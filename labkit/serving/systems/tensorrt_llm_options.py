@@ -66,6 +66,7 @@ class TensorRtLlmOptions:
 
     @property
     def unit(self) -> int:
+        """Context chunks are multiples of this many tokens."""
         return self.chunk_unit_size or self.tokens_per_block
 
     @property
@@ -74,6 +75,7 @@ class TensorRtLlmOptions:
 
     @property
     def pool_blocks(self) -> int:
+        """The smallest of the limits that are given, in blocks; raises `LabError` where none is."""
         limits = []
         if self.num_blocks is not None:
             limits.append(self.num_blocks)

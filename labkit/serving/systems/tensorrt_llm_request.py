@@ -42,6 +42,7 @@ class TensorRtLlmRequest:
 
     @property
     def is_first_chunk(self) -> bool:
+        """Nothing of it is computed, and it holds no blocks."""
         return not self.table and self.computed == 0
 
     def __repr__(self) -> str:

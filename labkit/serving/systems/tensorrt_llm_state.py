@@ -46,9 +46,11 @@ class TensorRtLlmState:
         self.num_arrived = 0
 
     def computed(self, r: TensorRtLlmRequest) -> int:
+        """Tokens that have KV."""
         return self.decoding.step + r.offset if r.state == GENERATION else r.computed
 
     def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
 
     def blocks_to_completion(self, r: TensorRtLlmRequest) -> int:
@@ -65,6 +67,7 @@ class TensorRtLlmState:
             self.contexts.append(r)
 
     def start_generation(self, r: TensorRtLlmRequest) -> None:
+        """Its context is done; what it may still need is promised to it."""
         self.decoding.enter(r)
         self.reserved_blocks += self.blocks_to_completion(r)
 
@@ -85,6 +88,7 @@ class TensorRtLlmState:
         return pause
 
     def finish(self, r: TensorRtLlmRequest) -> None:
+        """It is done: its blocks go back."""
         self.active.remove(r)
         self.let_go(r)
         r.state = DONE
@@ -97,6 +101,7 @@ class TensorRtLlmState:
         r.table = []
 
     def store(self, r: TensorRtLlmRequest, num_tokens: int) -> None:
+        """The full blocks of its first `num_tokens` become findable."""
         if self.reuse and not r.private:
             full = num_tokens // self.block_size
             self.contents.extend(r, full)

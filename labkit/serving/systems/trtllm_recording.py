@@ -63,6 +63,7 @@ def replay(recording: Mapping[str, Any]) -> Comparison:
 
 
 def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A recording's configuration as `TensorRtLlmOptions` has it. Raises `InputError` for a field that is not known."""
     options: dict[str, Any] = {"enable_chunked_prefill": config.get("chunking_policy") is not None}
     for name, value in config.items():
         if name in IGNORED_OPTIONS or (name == "chunking_policy" and value is None):

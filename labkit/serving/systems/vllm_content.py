@@ -23,6 +23,8 @@ class HasContent(Protocol):
 
 
 class Contents:
+    """Numbers of (parent, tokens) pairs, in the order in which they are first seen."""
+
     def __init__(self, block_size: int):
         self.block_size = block_size
         self._numbers: dict[tuple[int, Hashable], int] = {}

@@ -62,6 +62,8 @@ class WaitingQueue(Protocol):
 
 
 class FcfsQueue(deque[VllmRequest]):
+    """First come, first served."""
+
     put_back = deque.appendleft
     pop = deque.popleft  # type: ignore[assignment]
 

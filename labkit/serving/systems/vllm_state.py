@@ -61,6 +61,7 @@ class VllmState:
         self.num_arrived = self.num_admitted = 0
 
     def computed(self, r: VllmRequest) -> int:
+        """Tokens that have KV, or will have at the end of the step that is being decided."""
         return self.decoding.step + r.offset if r.state == DECODE else r.computed
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -102,6 +103,7 @@ class VllmState:
         return victim
 
     def finish(self, r: VllmRequest) -> None:
+        """It is gone, whatever it was doing."""
         if r.state == WAITING:
             self.waiting.remove(r)
         else:
@@ -111,6 +113,7 @@ class VllmState:
         del self.requests[r.id]
 
     def let_go(self, r: VllmRequest) -> None:
+        """Its blocks go back to the pool."""
         self.pool.release(r.table, r.num_cached, r.private)
         r.table = []
         r.num_cached = 0
