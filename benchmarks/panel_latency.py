@@ -148,9 +148,9 @@ def slide(page, handle, how: str, num_moves: int) -> Iterator:
 
 def row(page, what: str, how: str, actions) -> dict:
     latency, same = [], 0
-    page.evaluate("() => { probe.latency.length = 0; probe.pending = null }")
+    page.evaluate("() => { probe.latency.length = 0 }")
     for action in actions:
-        seen = page.evaluate("probe.latency.length")
+        seen = page.evaluate("() => { probe.pending = null; return probe.latency.length }")
         action()
         if not page.evaluate(ANSWERED, seen):
             same += 1
