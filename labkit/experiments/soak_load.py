@@ -66,7 +66,7 @@ def arrivals(
     rng: np.random.Generator,
     prefix: str,
 ) -> Iterator[RequestSpec]:
-    """Poisson arrivals of one window, made while they are asked for."""
+    """Poisson arrivals of one window of `window_s`, `rate` a second, made while they are asked for."""
     num = int(rng.poisson(rate * window_s))
     times = np.sort(rng.uniform(0.0, window_s, num)).tolist()
     picks = rng.integers(0, len(prompts), num).tolist()

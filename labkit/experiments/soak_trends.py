@@ -66,7 +66,8 @@ def trend(
     threshold: float,
     fresh: float | None = None,
 ) -> Trend:
-    """Test one figure. `fresh` is its value before the first window; None takes the median of the first quarter."""
+    """Test one figure. `fresh` is its value before the first window; None takes the median of the first quarter.
+    Values, `fresh` and `threshold` (the rise that counts) in `unit`."""
     y = np.asarray(values, dtype=float)
     num = len(y)
     quarter = max(1, num // 4)

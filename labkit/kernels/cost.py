@@ -61,7 +61,8 @@ def decode_cost(
     window: int | None = None,
     num_splits: int = 1,
 ) -> Cost:
-    """Contiguous (`block_size` None: one 8-byte base slot a request) or paged decode attention."""
+    """Contiguous (`block_size` None: one 8-byte base slot a request) or paged decode attention. `seq_lens` and `window` in
+    tokens."""
     visible = [length if window is None else min(length, window) for length in seq_lens]
     num_tokens, num_requests = sum(visible), len(seq_lens)
     rows = 2 * num_tokens * num_kv_heads

@@ -18,7 +18,7 @@ HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def load_azure(path: str | Path, limit: int | None = None) -> list[RequestSpec]:
-    """Requests in file order; the first one arrives at 0 s. Raises `InputError` with row and field."""
+    """The first `limit` requests (None: all) in file order; the first one arrives at 0 s. Raises `InputError` with row and field."""
     path = Path(path)
     rows = read_rows(path)
     _, header = next(rows, (0, ""))

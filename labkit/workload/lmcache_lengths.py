@@ -20,7 +20,8 @@ BLOCK_TOKENS = 16
 def load_lmcache_lengths(
     path: str | Path, limit: int | None = None, *, chars_per_token: float = 4.0
 ) -> list[RequestSpec]:
-    """Agent steps in order of time; sessions start together, as the file gives times from each session's start.
+    """The first `limit` agent steps (None: all) in order of time; sessions start together, as the file gives times from
+    each session's start.
 
     `prefix_hashes` has an id for each full 16-token block of the prompt; the blocks inside `prefix_reused_chars` are
     those of the session's previous step. Raises `InputError` with row and field.

@@ -21,7 +21,7 @@ FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 def load_mooncake(
     path: str | Path, limit: int | None = None, *, partial_blocks: bool = False
 ) -> list[RequestSpec]:
-    """Requests in file order. `prefix_hashes` has one id a full 512-token block, as the contract of `RequestSpec` has
+    """The first `limit` requests (None: all) in file order. `prefix_hashes` has one id a full 512-token block, as the contract of `RequestSpec` has
     it; with `partial_blocks` also the id of the partly filled last block. Raises `InputError`."""
     path = Path(path)
     requests: list[RequestSpec] = []

@@ -32,7 +32,7 @@ JSON_ONLY = ("prefix_hashes", "prefix_block_size")
 
 
 def load_own(path: str | Path, limit: int | None = None) -> list[RequestSpec]:
-    """Requests of a `.csv` or `.jsonl` file in the lab's format. Raises `InputError` with row and field."""
+    """The first `limit` requests (None: all) of a `.csv` or `.jsonl` file in the lab's format. Raises `InputError` with row and field."""
     path = Path(path)
     records = _json_records(path) if path.suffix in (".jsonl", ".json", ".ndjson") else _csv_records(path)
     requests: list[RequestSpec] = []

@@ -142,7 +142,7 @@ def resolve_trace(name_or_path: str | Path) -> Path:
 
 
 def load_trace(path: str | Path, limit: int | None = None) -> list[RequestSpec]:
-    """Requests of a trace file (or of a known trace by name); the format is told from its first line.
+    """The first `limit` requests (None: all) of a trace file, or of a known trace by name; the format is told from its first line.
 
     Raises `InputError` with row and field; ServeGen files describe distributions and are read by
     `labkit.workload.servegen.load_servegen`, which takes a generator.

@@ -252,22 +252,24 @@ class CachingAllocator(Allocator):
             yield private.large
 
     def record(self, action: str, addr: int, size: int, stream: int, pool_id: PoolId) -> None:
+        """Note an event of `size` bytes, where a history is kept."""
         if self.history is not None:
             self.history.append(TraceEntry(action, addr, size, stream, pool_id))
 
     def next_ordinal(self) -> int:
+        """The number of the next segment, in creation order."""
         self._num_ordinals += 1
         return self._num_ordinals - 1
 
     def count_reserved(self, pool: BlockPool, size: int) -> None:
-        """One successful device allocation or mapping."""
+        """One successful device allocation or mapping of `size` bytes."""
         self.reserved_bytes += size
         self.num_device_alloc += 1
         for stats in (self.all_stats, pool.stats):
             stats.reserved_bytes.increase(size)
 
     def count_unreserved(self, pool: BlockPool, size: int) -> None:
-        """One device free or unmapping."""
+        """One device free or unmapping of `size` bytes."""
         self.reserved_bytes -= size
         self.num_device_free += 1
         for stats in (self.all_stats, pool.stats):

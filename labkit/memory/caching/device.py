@@ -50,7 +50,7 @@ class SimulatedDevice:
         return self.total_bytes - self.used_bytes
 
     def malloc(self, size: int) -> int | None:
-        """`cudaMalloc`: an address, or None when the device has not so much left."""
+        """`cudaMalloc` of `size` bytes: an address, or None when the device has not so much left."""
         if size > self.free_bytes:
             self.num_malloc_fail += 1
             return None
@@ -73,7 +73,7 @@ class SimulatedDevice:
         self.num_free += 1
 
     def reserve(self, size: int) -> int:
-        """`cuMemAddressReserve`: an address range without memory behind it."""
+        """`cuMemAddressReserve`: a range of `size` bytes of addresses without memory behind it."""
         address = self._next_virtual
         self._next_virtual += size + _GUARD
         self._reserved[address] = size

@@ -88,7 +88,8 @@ class PrefillAdder:
         return Verdict.CONTINUE
 
     def add_chunked(self, req: Req, limit: int | None) -> Req | None:
-        """The next piece of the cut request comes first. Returns it again while more is left."""
+        """The next piece of the cut request comes first. At most `limit` tokens (None: what the pass has left).
+        Returns it again while more is left."""
         assert self.rem_chunk is not None
         room = min(self.rem_chunk, int(self.rem_total))
         if room <= 0:

@@ -65,7 +65,8 @@ class QueueOrder:
             self._refresh(queue)
 
     def chunk_limit(self, chunked: Req, queue: Sequence[Req], budget: int, page_size: int) -> int | None:
-        """shortest-prefill-first leaves part of a pass to waiting requests that have less to do than the chunked one."""
+        """shortest-prefill-first leaves part of a pass to waiting requests that have less to do than the chunked one.
+        `budget` and result in tokens; None: no limit beyond the budget."""
         if self.policy != "shortest-prefill-first" or budget < 2 * page_size:
             return None
         remaining = chunked.num_prompt + chunked.num_outputs - chunked.prefix_len

@@ -13,7 +13,7 @@ from labkit.errors import LabError, require
 
 
 class TokenPool:
-    """`num_free_pages` of `num_pages`. `take` and `give` also move ids when the pool was built with `with_ids`."""
+    """`capacity` tokens in pages of `page_size`: `num_free_pages` of `num_pages`. `take` and `give` also move ids when the pool was built with `with_ids`."""
 
     def __init__(self, capacity: int, page_size: int, *, with_ids: bool = False):
         self.page_size = page_size

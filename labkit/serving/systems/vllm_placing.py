@@ -45,6 +45,7 @@ class VllmPlacing(VllmState):
         return threshold
 
     def chunk(self, r: VllmRequest, budget: int, threshold: int) -> int:
+        """Tokens of its prompt for this step: what is left of the step's `budget`, and of the `threshold` (0: none)."""
         want = min(r.num_tokens - r.computed, budget, self.max_len - r.computed - 1)
         return threshold if 0 < threshold < want else want
 
