@@ -260,7 +260,7 @@ def _raise(error: Exception, call: str, passes: tuple[type[Exception], ...]) -> 
     place, words = place_of(error), str(error)
     where = f" ({place})" if place else ""
     kind = type(error).__name__
-    if found := re.search(r"property '(\w+)' of '\w+' object has no setter", words):
+    if found := re.search(r"property '(\w+)' of '[^']*' object has no setter", words):
         raise Mistake(
             f"`{found[1]}` is computed when it is read (a property) and cannot be assigned{where}: keep the number under "
             "another name."
