@@ -64,19 +64,21 @@ def tour(holdings) -> None:
                 color="#000000",
             ),
         ],
-        events=[Event(aged.time_s, "oom", "the long request")],
+        events=[Event(aged.time_s, "oom", "refused")],
         title="the dashboard shows the upper curve, the allocator lives by the lower one",
     )
     stuck = draw_layout(
         aged.layout,
         capacity=CAPACITY,
+        rows=3,
         title=f"{format_bytes(aged.free)} free, longest span {format_bytes(aged.largest_free)}: "
         f"a request of {format_bytes(aged.asked)} is refused",
     )
     healed = draw_layout(
         found.restarted.layout,
         capacity=CAPACITY,
-        title="the same live requests after a restart: it is served",
+        rows=3,
+        title="the same live requests after a restart: it is served (dark)",
     )
     save("tour.png", picture(curve), picture(stuck), picture(healed))
 
@@ -88,7 +90,7 @@ def player(holdings, num_frames: int = 24) -> None:
         "contiguous (first fit)": AllocatorMemory(make_allocator("first-fit", CAPACITY)),
         "blocks": BlockMemory(CAPACITY, 256 * BYTES_PER_TOKEN),
     }.items():
-        builder = RunBuilder(total=CAPACITY, title=title)
+        builder = RunBuilder(total=CAPACITY, title=title, interchangeable=title == "blocks")
         for time_s, layout in layouts_of(memory, holdings[:1500], 48):
             builder.add(time_s, layout)
         runs.append(builder.finish())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ from labkit.viz.timeline import CURVES
 
 #: (x, y, label of the point)
 Point = tuple[float, float, str]
+#: where a label may stand beside its point: (right or left, above or below), the usual place first
+CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))
 
 
 def draw_tradeoff(
@@ -30,8 +33,8 @@ def draw_tradeoff(
 ) -> Figure:
     """Connected points with a label each, one curve an entry. `good=(x, y)` shades the corner below both values.
 
-    `linthresh_y` draws the vertical axis logarithmically above that value and linearly below it (so that 0 shows).
-    Labels that would lie on an earlier one are left out.
+    `linthresh_y` draws the vertical axis logarithmically above that value and linearly below it (so that 0 shows). A label
+    stands where the fewest lines run; one whose point lies on an earlier one is left out.
     """
     figure = new_figure(WIDTH, height, figure)
     margins(figure, left=0.85, right=2.4, top=0.38, bottom=0.6)
@@ -52,14 +55,7 @@ def draw_tradeoff(
         axes.fill_between([left, good[0]], bottom, good[1], color="#E3F1E8", zorder=0, label="good at both")
         axes.set_xlim(left=left)
         axes.set_ylim(bottom=bottom)
-    figure.canvas.draw_idle()
-    placed: list[np.ndarray] = []
-    for points in curves.values():
-        for x, y, text in points:
-            at = axes.transData.transform((x, y))
-            if all(np.hypot(*(at - other)) > 22 for other in placed):
-                axes.annotate(text, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=8)
-                placed.append(at)
+    _label_points(axes, [points for points in curves.values() if points])
     axes.set_xlabel(xlabel, fontsize=9)
     axes.set_ylabel(ylabel, fontsize=9)
     axes.tick_params(labelsize=8)
@@ -68,6 +64,46 @@ def draw_tradeoff(
     axes.set_title(title, fontsize=10, loc="left")
     axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.03), fontsize=8, frameon=False)
     return figure
+
+
+def _label_points(axes: Axes, curves: Sequence[Sequence[Point]]) -> None:
+    """Write the labels of all points, each at the corner of its point that covers the least of lines, points and labels."""
+    axes.autoscale_view()
+    pixel = axes.figure.dpi / 72
+    frame = axes.get_window_extent()
+    traces = [axes.transData.transform([(x, y) for x, y, _ in points]) for points in curves]
+    ink = np.concatenate([_along(trace) for trace in traces] or [np.zeros((0, 2))])
+    done: list[np.ndarray] = []
+    for points, trace in zip(curves, traces):
+        for (x, y, text), at in zip(points, trace):
+            if not text or any(np.hypot(*(at - other)) <= 28 for other in done):
+                continue
+            size = np.array([5.0 * len(text), 10.0]) * pixel
+            costs = []
+            for right, up in CORNERS:
+                low = at + 5 * pixel * np.array([right, up]) - size * (np.array([right, up]) < 0)
+                covered = int(np.sum(np.all((low <= ink) & (ink <= low + size), axis=1)))
+                outside = 1000 * bool(np.any(low < frame.min) or np.any(low + size > frame.max))
+                costs.append((covered + outside, low))
+            best = min(range(len(CORNERS)), key=lambda corner: costs[corner][0])
+            right, up = CORNERS[best]
+            axes.annotate(
+                text, (x, y), xytext=(5 * right, 5 * up), textcoords="offset points", fontsize=8,
+                ha="left" if right > 0 else "right", va="bottom" if up > 0 else "top",
+            )  # fmt: skip
+            done.append(at)
+            low = costs[best][1]
+            corners = np.stack(np.meshgrid(*np.linspace(low, low + size, 8).T), axis=-1).reshape(-1, 2)
+            ink = np.concatenate([ink, corners])
+
+
+def _along(trace: np.ndarray) -> np.ndarray:
+    """Pixels [n, 2] on the lines between the points of `trace` [num_points, 2], some three apart."""
+    pieces = [trace]
+    for start, end in itertools.pairwise(trace):
+        number = max(2, int(np.hypot(*(end - start)) / 3))
+        pieces.append(start + np.linspace(0, 1, number)[:, None] * (end - start))
+    return np.concatenate(pieces)
 
 
 def draw_bars(
@@ -82,7 +118,7 @@ def draw_bars(
     figure: Figure | None = None,
 ) -> Figure:
     """`groups`: {label on the axis: {series: value}}. Series stand side by side, or on top of each other; a value of a
-    series that a group lacks is left out. Single bars carry their value."""
+    series that a group lacks is left out. Bars carry their value, stacked ones where it fits."""
     figure = new_figure(WIDTH, height, figure)
     names = list(dict.fromkeys(name for values in groups.values() for name in values))
     right = 0.3 if len(names) == 1 else 2.4
@@ -96,19 +132,29 @@ def draw_bars(
     places = np.arange(len(groups))
     width = 0.75 if stacked else 0.8 / max(1, len(names))
     base = np.zeros(len(groups))
+    segments = []
     for index, name in enumerate(names):
         values = np.array([group.get(name, np.nan) for group in groups.values()], dtype=float)
         color = (colors or {}).get(name, CURVES[index % len(CURVES)])
         at = places if stacked else places + (index - (len(names) - 1) / 2) * width
         bars = axes.bar(at, values, width * 0.94, bottom=base if stacked else None, color=color, label=name)
+        said = [number(v) if np.isfinite(v) else "" for v in values]
         if stacked:
             base = base + np.nan_to_num(values)
+            segments.append((bars, values, said))
         elif len(groups) * len(names) <= 16:
-            axes.bar_label(bars, [number(v) if np.isfinite(v) else "" for v in values], fontsize=8, padding=1)
+            longest = max(map(len, said))
+            room = (WIDTH - 0.85 - right) / max(4, len(groups)) * width
+            axes.bar_label(bars, said, fontsize=8 if 0.068 * longest < room else 6.5, padding=1)
     if logy:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.margins(y=0.12)
+    if stacked:
+        axes.set_ylim(0, 1.08 * max(base.max(), 1e-9))
+        for bars, values, said in segments:
+            tall = [text if value > 0.07 * base.max() else "" for value, text in zip(values, said)]
+            axes.bar_label(bars, tall, fontsize=8, label_type="center", color="white")
     _no_wider_than_four(axes, len(groups))
     axes.set_xticks(places, labels, fontsize=8)
     axes.set_ylabel(ylabel, fontsize=9)

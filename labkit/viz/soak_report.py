@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from labkit.experiments.soak_result import SoakResult
 from labkit.units import format_bytes
 from labkit.viz.figure import png_bytes
-from labkit.viz.palette import CACHED, FREE, color_of
+from labkit.viz.palette import CACHED, color_of
 from labkit.viz.player import embed_image, write_page
 from labkit.viz.timeline import Event, Series, draw_timeline
 
@@ -37,10 +37,10 @@ def draw_soak(result: SoakResult, *, figure: Figure | None = None) -> Figure:
         [
             Series("live", hours, [w.live_bytes for w in rows], color=color_of("session"), step=False),
             Series("cached", hours, [w.cached_bytes for w in rows], color=CACHED, step=False),
-            Series("free", hours, [w.free_bytes for w in rows], color=FREE, step=False, dashed=True),
-            Series("free, not in one span", hours, [100 * w.fragmentation for w in rows], unit="%", step=False),
-            Series("TTFT P95", hours, [w.ttft_p95_s for w in rows], unit="s", step=False),
-            Series("TTFT P50", hours, [w.ttft_p50_s for w in rows], unit="s", step=False, color="#56B4E9"),
+            Series("free", hours, [w.free_bytes for w in rows], color="#8A8A8A", step=False, dashed=True),
+            Series("free, not in one span", hours, [100 * w.fragmentation for w in rows], unit="% of what is free", step=False),
+            Series("TTFT P95", hours, [w.ttft_p95_s for w in rows], unit="TTFT (s)", step=False),
+            Series("TTFT P50", hours, [w.ttft_p50_s for w in rows], unit="TTFT (s)", step=False, color="#56B4E9"),
         ],
         events=events,
         title=f"{result.options.policy}, {result.rate:.2f} requests/s: {result.verdict}",
@@ -84,7 +84,7 @@ def soak_page(result: SoakResult) -> str:
 STYLE = (
     "<style>body{font:15px/1.45 system-ui,sans-serif;max-width:960px;margin:24px auto;padding:0 12px}"
     "table{border-collapse:collapse;margin:12px 0}td,th{padding:3px 10px;border-bottom:1px solid #ddd;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}.aged{background:#FBE3D6}img{max-width:100%}</style>"
+    "td{white-space:nowrap}td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}.aged{background:#FBE3D6}img{max-width:100%}</style>"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -94,7 +95,7 @@ def draw_timeline(
 
     `stacked` fills the "bytes" curves on top of each other (they must share their times): the ledger over time. `log` names
     units drawn on a logarithmic scale, `logx` draws the horizontal axis so (for a curve over sizes). More than 60 events of
-    a kind are drawn as a rug of ticks; a single event of a kind is named by its text. Pass the returned `figure` again to
+    a kind are drawn as a rug of ticks; events of a kind that have one text are named by it. Pass the returned `figure` again to
     redraw it; whatever else was drawn on it since then is not looked after.
     """
     rows: dict[str, _Row] = {}
@@ -163,13 +164,15 @@ def _draw_row(axes: Axes, row: _Row, stacked: bool, log: bool) -> None:
     else:
         for one, color in zip(row.series, colors):
             axes.plot(
-                np.asarray(one.times), np.asarray(one.values, dtype=float) / scale, color=color, label=one.label,
+                np.asarray(one.times), np.asarray(one.values, dtype=float) / scale, color=color, label=_lines(one.label),
                 linewidth=1.4, linestyle="--" if one.dashed else "-",
                 drawstyle="steps-post" if one.step else "default", marker="o" if len(one.values) == 1 else None,
             )  # fmt: skip
     for index, limit in enumerate(row.limits):
         dash = DASHES[index % len(DASHES)]
-        axes.axhline(limit.value / scale, color="black", linewidth=1.1, linestyle=dash, label=limit.label)
+        axes.axhline(
+            limit.value / scale, color="black", linewidth=1.1, linestyle=dash, label=_lines(limit.label)
+        )
     axes.set_ylabel(name, fontsize=9)
     if log:
         axes.set_yscale("log")
@@ -182,8 +185,17 @@ def _draw_row(axes: Axes, row: _Row, stacked: bool, log: bool) -> None:
 
 
 def _from_zero(axes: Axes) -> None:
-    """The vertical axis starts at 0, or below where a curve goes below."""
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    """The vertical axis starts at 0, or below where a curve goes below; where all is 0 it does not show what is not there."""
+    low, high = axes.dataLim.intervaly
+    if low == high == 0:
+        axes.set_ylim(0.0, 1.0)
+    else:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+
+
+def _lines(label: str) -> str:
+    """A label in the legend, in lines that fit beside the axes."""
+    return textwrap.fill(label, 24)
 
 
 def _draw_events(axes: Axes, events: Sequence[Event], named: bool) -> list[Artist]:
@@ -221,7 +233,9 @@ def _counts(events: Sequence[Event]) -> list[str]:
     named = []
     for kind in kinds:
         same = [event for event in events if event.kind == kind]
-        what = same[0].text if len(same) == 1 and same[0].text else f"{kind}: {len(same)}"
+        texts = {event.text for event in same}
+        name = texts.pop() if len(texts) == 1 else ""
+        what = name if len(same) == 1 and name else f"{name or kind}: {len(same)}"
         named.append(f"{signs.get(kind, '●')} {what}")
     return named
 

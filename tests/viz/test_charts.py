@@ -1,5 +1,7 @@
 """Bars and trade-offs: what is drawn is what was given, and nobody's label is cut."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -138,3 +140,50 @@ def test_a_logarithmic_size_axis_shows_plain_numbers():
     png_bytes(figure)
     assert figure.axes[0].get_xscale() == "log"
     assert "1,000" in [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+
+
+def test_labels_of_points_stay_off_the_lines_and_inside_the_frame():
+    falling = [
+        (0, 8, "first"),
+        (5, 8, "middle"),
+        (10, 0, "last"),
+    ]  # no room above the first two, a line below the last
+    figure = draw_tradeoff({"a": falling}, xlabel="x", ylabel="y")
+    png_bytes(figure)
+    axes, renderer = figure.axes[0], figure.canvas.get_renderer()
+    frame = axes.get_window_extent()
+    points = axes.transData.transform(axes.lines[0].get_xydata())
+    parts = [a + np.linspace(0, 1, 500)[:, None] * (b - a) for a, b in itertools.pairwise(points)]
+    line = np.concatenate(parts)
+    assert len(axes.texts) == 3
+    for text in axes.texts:
+        box = text.get_window_extent(renderer)
+        assert np.all(frame.min <= box.min), text
+        assert np.all(box.max <= frame.max), text
+        assert not np.any(np.all((box.min < line) & (line < box.max), axis=1)), text
+
+
+def test_stacked_bars_say_their_values_and_leave_room_above():
+    figure = draw_bars({"a": {"x": 50.0, "y": 49.0, "z": 1.0}, "b": {"y": 3.0}}, ylabel="n", stacked=True)
+    shown = texts(figure)
+    assert {"50", "49"} <= set(shown)
+    assert "1" not in [label.get_text() for label in figure.axes[0].texts], "too flat to be written in"
+    assert figure.axes[0].get_ylim()[1] > 104
+
+
+def test_events_of_one_text_are_counted_under_it():
+    series = [Series("free", [0, 9], [1, 2], "requests")]
+    shown = texts(
+        draw_timeline(series, events=[Event(1, "other", "documents"), Event(4, "other", "documents")])
+    )
+    assert "● documents: 2" in shown
+
+
+def test_a_curve_of_zeros_lies_on_the_bottom_and_long_names_fit():
+    figure = draw_timeline(
+        [Series("a name that is much longer than the margin is wide", [0, 9], [0, 0], "%")]
+    )
+    assert figure.axes[0].get_ylim() == (0.0, 1.0)
+    png_bytes(figure)
+    name = figure.axes[0].get_legend().get_texts()[0].get_window_extent(figure.canvas.get_renderer())
+    assert name.x1 <= figure.bbox.x1

@@ -67,3 +67,12 @@ def test_the_display_bundle_carries_widget_page_and_picture(monkeypatch):
 def test_draw_runs_uses_a_figure_again():
     figure = draw_runs([simple_run()], 0)
     assert draw_runs([simple_run()], 1, figure=figure) is figure
+
+
+def test_the_static_picture_names_the_colours_of_its_map():
+    figure = player(simple_run(lifetime="private")).figure()
+    legend = figure.axes[0].get_legend()
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["private request KV", "free"]
+    assert to_rgb(color_of("request")) == legend.get_patches()[0].get_facecolor()[:3]
+    assert to_rgb(color_of("request")) == to_rgb(color_of("private")), "another spelling, the same colour"
