@@ -320,7 +320,7 @@ SliderPanel(
 # by what each predicts (does it depend on uptime? on the longest request? does a restart help, and for how long?) before
 # touching anything.
 #
-# **Exercise:** 01 (the ledger by hand).
+# **Exercise** (in `exercises/`): 01 (the ledger by hand).
 #
 # ## In five lines
 #

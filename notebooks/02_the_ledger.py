@@ -257,7 +257,7 @@ whatif_panel()
 # with uptime), which are per rank, and what one more GiB, another KV format or a lower maximum length would buy, computed and
 # not guessed (`labkit plan`).
 #
-# **Exercise:** 01 (the ledger by hand).
+# **Exercise** (in `exercises/`): 01 (the ledger by hand).
 #
 # ## In five lines
 #

@@ -281,7 +281,7 @@ SliderPanel(
 # the other causes (the failed size, largest free against total free, whether a restart helps and for how long) and what it
 # would change: blocks, pools by lifetime, or headroom.
 #
-# **Exercises:** 02 (the measures), 03 (first fit with coalescing), 04 (buddy).
+# **Exercises** (in `exercises/`): 02 (the measures), 03 (first fit with coalescing), 04 (buddy).
 #
 # ## In five lines
 #

@@ -260,7 +260,7 @@ SliderPanel(
 # lengths nor interleaving alone costs memory, that their product does, and can say which of the five each remedy removes
 # (blocks remove the shape, pools by lifetime the mixing, admission the interleaving of long and short).
 #
-# **Exercises:** 03 (first fit with coalescing), 05 (PyTorch's rounding and split rule).
+# **Exercises** (in `exercises/`): 03 (first fit with coalescing), 05 (PyTorch's rounding and split rule).
 #
 # ## In five lines
 #

@@ -302,7 +302,7 @@ SliderPanel(
 # still right (offline, fixed shapes, one request), and what virtual memory (one address range, pages mapped on demand)
 # changes about it.
 #
-# **Exercise:** 06 (grow by copy, and its peak).
+# **Exercise** (in `exercises/`): 06 (grow by copy, and its peak).
 #
 # ## In five lines
 #

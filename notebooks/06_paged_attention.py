@@ -312,7 +312,7 @@ SliderPanel(
 # a dependent load, the last block), says how block size trades them and which sizes real systems use and why, and knows
 # what paging does **not** solve: a pool that is truly full, prefixes that stay, requests that grow after they were admitted.
 #
-# **Exercises:** 07 (block table), 08 (reference counts and copy on write), 13 and 14 (the Triton kernels).
+# **Exercises** (in `exercises/`): 07 (block table), 08 (reference counts and copy on write), 13 and 14 (the Triton kernels).
 #
 # ## In five lines
 #

@@ -298,7 +298,7 @@ SliderPanel(
 # classes with their orders of magnitude. Deep: explains why freeing in the order of ends and asking in the order of starts
 # makes holes even when all sizes are equal, what separating a class costs (its own peak), and when it does not pay.
 #
-# **Exercises:** 04 (buddy), 11 (admission with headroom).
+# **Exercises** (in `exercises/`): 04 (buddy), 11 (admission with headroom).
 #
 # ## In five lines
 #

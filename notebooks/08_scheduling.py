@@ -356,7 +356,7 @@ SliderPanel(
 # outputs), what each response to pressure costs whom, and why the same settings look perfect in a load test
 # with ample memory.
 #
-# **Exercises:** 11 (admission by block with headroom), 12 (chunked prefill within a token budget), 16 (beat the scheduler).
+# **Exercises** (in `exercises/`): 11 (admission by block with headroom), 12 (chunked prefill within a token budget), 16 (beat the scheduler).
 #
 # ## In five lines
 #

@@ -453,7 +453,7 @@ SliderPanel(
 # fills the pool by design; look at evictable, not at free. Deep: which blocks are *pinned* by the last of many users, how
 # long idle state waits for its next turn, where reuse stops in the prompt, and what the eviction policy gives up first.
 #
-# **Exercises:** 08 (reference counts and copy on write), 09 (prefix cache as a hash chain), 10 (radix tree).
+# **Exercises** (in `exercises/`): 08 (reference counts and copy on write), 09 (prefix cache as a hash chain), 10 (radix tree).
 #
 # ## In five lines
 #

@@ -444,7 +444,7 @@ SliderPanel(
 # Deep: who pays when memory runs short (the last one in, the one that has said least, the one at the door), what a step
 # mixes, when a block becomes findable, and a recording to prove that you read the code right.
 #
-# **Exercises:** 10 (radix tree), 11 (admission by block with headroom), 12 (chunked prefill within a token budget).
+# **Exercises** (in `exercises/`): 10 (radix tree), 11 (admission by block with headroom), 12 (chunked prefill within a token budget).
 #
 # ## In five lines
 #

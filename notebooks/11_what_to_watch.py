@@ -296,7 +296,7 @@ leaky, restart_s = with_restart(steady, **ageing, fault=Leak(every=4, tokens_eac
 sound, sound_restart_s = with_restart(steady, **ageing, fault=None)
 leaky_metrics, sound_metrics = measure(leaky, restart_s=restart_s), measure(sound, restart_s=sound_restart_s)
 worse.compare(leaky_metrics[Metric.BEFORE_AFTER_RESTART]["ratio"])
-builder = RunBuilder(total=room * bytes_per_token, title="the pool")
+builder = RunBuilder(total=room * bytes_per_token, title="the pool", interchangeable=True)
 for time_s, layout in leaky.layouts:
     builder.add(time_s, layout)
 builder.event(restart_s, "restart")
@@ -437,7 +437,7 @@ SliderPanel(
 # the four causes, and says which of them a restart would heal (sessions and leaks, the allocator's cache; not weights, not
 # traffic).
 #
-# **Exercises:** 02 (measures of fragmentation), 05 (PyTorch's rounding and split rule), 15 (name the cause).
+# **Exercises** (in `exercises/`): 02 (measures of fragmentation), 05 (PyTorch's rounding and split rule), 15 (name the cause).
 #
 # ## In five lines
 #

@@ -335,7 +335,7 @@ SliderPanel(
 # with prefix hits (references), for ever and counted as running (sessions), for ever and counted by nobody (leak); or nothing is
 # held in the pool and the allocator's reserved bytes grow.
 #
-# **Exercise:** 15 (six incidents: name the cause and the evidence).
+# **Exercise** (in `exercises/`): 15 (six incidents: name the cause and the evidence).
 #
 # ## In five lines
 #

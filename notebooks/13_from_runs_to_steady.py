@@ -346,7 +346,8 @@ claim(
 # ## 13.6 For the promise, not for a full GPU
 #
 # More documents: eight every 15 s. How much of the pool may admission promise away? Above 1 it counts on requests that end
-# early. The fullest setting wins on the usage dial; the promise is another matter. The control is a light load.
+# early. The fullest setting wins on the usage dial; the promise is another matter. The control is a light load, on which all
+# settings are one point.
 
 # %%
 full = predict("Attainment at the setting with the highest usage?", low=0, high=100, unit="%")
@@ -447,7 +448,7 @@ SliderPanel(
 # order. Deep: says which one made things worse alone (blocks without an admission that counts them), who pays for each (documents
 # wait), what a load test cannot see by its length, and why the goal is a share of promises kept and not a usage dial.
 #
-# **Exercises:** 11 (admission by block with headroom), 15 (name the cause), 16 (beat the scheduler).
+# **Exercises** (in `exercises/`): 11 (admission by block with headroom), 15 (name the cause), 16 (beat the scheduler).
 #
 # ## In five lines
 #

@@ -302,7 +302,7 @@ show_quiz(choose(questions, topic="bonus"))
 # *"So what would you do first?"* Shallow: names a remedy. Good: asks what is refused, when, and what is free then. Deep: says
 # which number would change the plan, and which run produces it, before touching anything.
 #
-# **Exercises:** 15 (six incidents: name the cause and the evidence), 16 (beat the built-in policy under an SLA).
+# **Exercises** (in `exercises/`): 15 (six incidents: name the cause and the evidence), 16 (beat the built-in policy under an SLA).
 #
 # ## In five lines
 #

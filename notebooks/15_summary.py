@@ -171,7 +171,7 @@ SliderPanel(
 # scheduling must fit each other. Deep: says which of the four binds in *this* service, how it was told from the other three,
 # what the interaction predicts for the remedy that was proposed, and what a load test must do to see it.
 #
-# **Exercise:** 16 (beat the built-in policy on a real trace under an SLA).
+# **Exercise** (in `exercises/`): 16 (beat the built-in policy on a real trace under an SLA).
 #
 # ## In five lines
 #
