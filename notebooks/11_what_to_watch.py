@@ -273,7 +273,7 @@ claim(
 # %% [markdown]
 # ## 11.5 User: the harm, and what a restart says about it
 #
-# A server that leaks: every fourth request leaves 128 tokens behind. Steady traffic, five requests a second, and a pool 1.8 times as
+# A server that leaks: every fourth request leaves 256 tokens behind. Steady traffic, five requests a second, and a pool 2.1 times as
 # large as what it holds on average. In the middle the server is drained and restarted. The dashboard has all five groups on one
 # clock, and the pool below it follows: drag in the picture or in the player. **TTFT** is the time to the first token, **TPOT** the
 # mean time to each later one; the curves of lifetimes and of TTFT look back over an eighth of the run, so they fall some time
@@ -290,9 +290,9 @@ worse
 
 # %%
 steady = steady_load(requests, lab.pick(ci=1600, lab=3200), 5.0, lab.rng(5), regular=True)
-room = room_for(steady, 1.8, bytes_per_token=bytes_per_token)
+room = room_for(steady, 2.1, bytes_per_token=bytes_per_token)
 ageing = {"capacity_tokens": room, "bytes_per_token": bytes_per_token}
-leaky, restart_s = with_restart(steady, **ageing, fault=Leak(every=4, tokens_each=128))
+leaky, restart_s = with_restart(steady, **ageing, fault=Leak(every=4, tokens_each=256))
 sound, sound_restart_s = with_restart(steady, **ageing, fault=None)
 leaky_metrics, sound_metrics = measure(leaky, restart_s=restart_s), measure(sound, restart_s=sound_restart_s)
 worse.compare(leaky_metrics[Metric.BEFORE_AFTER_RESTART]["ratio"])
