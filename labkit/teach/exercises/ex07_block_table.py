@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from labkit.kv.base import NoSpace
-from labkit.kv.paged import PagedKVCache
 from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.pool_judges import Make, TableJudge
 from labkit.teach.exercises.pools import EXPECTED, YOURS, pool_picture
 from labkit.teach.exercises.shorten import Op, any_of, judge
 from labkit.teach.exercises.strip import Mark, Piece, counted
@@ -17,7 +15,6 @@ from labkit.teach.exercises.watch import Watched, anything, block_ids, shown, wh
 
 SIZE = 4
 SEEDS = 30
-Make = Callable[..., Any]
 
 
 def run(table_class: type) -> str:
@@ -235,66 +232,9 @@ def _random(cls: Make) -> int:
                 ops.append(("allocate", f"r{step}", int(rng.integers(1, (2 if small else 5) * size + 1))))
             else:
                 ops.append(("append" if dice < 0.85 else "free", other))
-        judge(lambda num_blocks, size: _Both(cls, num_blocks, size), (num_blocks, size), ops)
+        judge(lambda num_blocks, size: TableJudge(cls, num_blocks, size), (num_blocks, size), ops)
         num += len(ops)
     return num
-
-
-class _Both:
-    """The learner's table and the lab's, side by side. Operations on requests that are not there are left out."""
-
-    def __init__(self, cls: Make, num_blocks: int, size: int):
-        self.num_blocks = num_blocks
-        self.mine, self.lab = cls(num_blocks, size), PagedKVCache(num_blocks, 1, block_size=size)
-        self.live: list[str] = []
-        self.mine.names = self.live  # for the picture
-
-    def __call__(self, op: Op) -> None:
-        what, name = op[0], op[1]
-        if (name in self.live) == (what == "allocate"):
-            return
-        got: Any = None
-        expected: Any = None
-        did = f"{what}({', '.join(map(repr, op[1:]))})"
-        if what == "allocate":
-            expected = self.lab.admit(name, op[2], max_tokens=op[2]).admitted
-            got = self.mine.allocate(name, op[2])
-            self.live += [name] if expected else []
-        elif what == "append":
-            try:
-                self.lab.append(name)
-                expected = True
-            except NoSpace:
-                expected = False
-            got = self.mine.append(name)
-        else:
-            self.live.remove(name)
-            self.lab.free(name)
-            self.mine.free(name)
-        that(bool(got) == bool(expected), f"{did} returned {got!r} and should return {expected}.")
-        free = self.mine.num_free_blocks
-        that(
-            free == self.lab.num_free_blocks,
-            f"after {did} num_free_blocks is {free} and should be {self.lab.num_free_blocks}.",
-        )
-        self._disjoint(did)
-
-    def _disjoint(self, did: str) -> None:
-        owner: dict[int, str] = {}
-        for name in self.live:
-            for block in self.mine.block_table(name):
-                that(
-                    0 <= block < self.num_blocks,
-                    f"block {block} of {name} does not exist after {did}.",
-                )
-                if block in owner:
-                    where = (
-                        f"twice in the table of {name}"
-                        if owner[block] == name
-                        else f"in the tables of {owner[block]} and {name}"
-                    )
-                    raise Mistake(f"block {block} is {where} after {did}.")
-                owner[block] = name
 
 
 EXERCISE = Exercise(

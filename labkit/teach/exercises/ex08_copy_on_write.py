@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from labkit.kv.base import NoSpace
-from labkit.kv.paged import PagedKVCache
-from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
+from labkit.teach.exercises.base import Exercise, Picture, that
+from labkit.teach.exercises.pool_judges import Make, SharingJudge, copies_of
 from labkit.teach.exercises.pools import pool_picture
 from labkit.teach.exercises.shorten import Op, any_of, judge
-from labkit.teach.exercises.strip import counted
 from labkit.teach.exercises.watch import Watched, anything, block_ids, shown, whole, yes_or_no
 
 SIZE = 4
 
 
 SEEDS = 30
-Make = Callable[..., Any]
 
 
 def run(cls: type) -> str:
@@ -114,7 +110,7 @@ def _writing(cls: Make) -> None:
     pool.allocate("a", SIZE + 2)
     pool.fork("a", "b")
     before = list(pool.block_table("a"))
-    copies = _copies(pool, "b")
+    copies = copies_of(pool, "b")
     after = list(pool.block_table("b"))
     view = pool_picture("after fork('a', 'b'), append('b')", pool, ["a", "b"], 8, sharing=True)
     that(
@@ -151,7 +147,7 @@ def _writing(cls: Make) -> None:
 def _no_copy(cls: Make) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE + 2)
-    copies = _copies(pool, "a")
+    copies = copies_of(pool, "a")
     that(
         not copies,
         f"nobody shares the block of a (count 1): append writes in place, no copy; it returned {copies}.",
@@ -159,7 +155,7 @@ def _no_copy(cls: Make) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE)
     pool.fork("a", "b")
-    copies = _copies(pool, "b")
+    copies = copies_of(pool, "b")
     view = pool_picture("after fork at a block boundary, append('b')", pool, ["a", "b"], 8, sharing=True)
     that(
         not copies,
@@ -204,7 +200,7 @@ def _refused_token(pool: Any) -> None:
     pool.free("a")
     for num_tokens in (SIZE + 3, 2 * SIZE):
         try:
-            copies = _copies(pool, "b")
+            copies = copies_of(pool, "b")
         except NoSpace:
             copies = None
         that(
@@ -232,83 +228,9 @@ def _random(cls: Make) -> int:
                 ops.append(("fork", other, f"r{step}"))
             else:
                 ops.append(("append" if dice < 0.8 else "free", other))
-        judge(lambda num_blocks, size: _Both(cls, num_blocks, size), (num_blocks, size), ops)
+        judge(lambda num_blocks, size: SharingJudge(cls, num_blocks, size), (num_blocks, size), ops)
         num += len(ops)
     return num
-
-
-class _Both:
-    """The learner's pool and the lab's, side by side. Operations on requests that are not there are left out."""
-
-    def __init__(self, cls: Make, num_blocks: int, size: int):
-        self.num_blocks = num_blocks
-        self.mine, self.lab = cls(num_blocks, size), PagedKVCache(num_blocks, 1, block_size=size)
-        self.live: list[str] = []
-        self.mine.names = self.live  # for the picture
-
-    def __call__(self, op: Op) -> None:
-        what, name = op[0], op[1]
-        did = f"{what}({', '.join(map(repr, op[1:]))})"
-        if (name in self.live) == (what == "allocate") or (what == "fork" and op[2] in self.live):
-            return
-        if what == "allocate":
-            expected = self.lab.admit(name, op[2], max_tokens=op[2]).admitted
-            got = self.mine.allocate(name, op[2])
-            self.live += [name] if expected else []
-            that(bool(got) == expected, f"{did} returned {got!r} and should return {expected}.")
-        elif what == "fork":
-            self.lab.fork(name, op[2])
-            self.mine.fork(name, op[2])
-            self.live.append(op[2])
-        elif what == "append":
-            self._append(name, did)
-        else:
-            self.live.remove(name)
-            self.lab.free(name)
-            self.mine.free(name)
-        self._books(f"after {did}")
-
-    def _append(self, name: str, did: str) -> None:
-        old = list(self.mine.block_table(name))
-        try:
-            moves = self.lab.append(name).moves
-        except NoSpace:
-            moves = None
-        try:
-            got = _copies(self.mine, name)
-        except NoSpace:
-            got = None
-        if got is None or moves is None:
-            said = "raised NoSpace" if got is None else f"returned {got}"
-            wanted = "must raise NoSpace" if moves is None else "there is room: it must not"
-            that(got is moves, f"{did} {said} and {wanted}.")
-            return
-        copies = f"one copy, from block {old[-1]}" if moves else "no copy, []"
-        that(
-            len(got) == len(moves) and all(source == old[-1] for source, _ in got),
-            f"{did} returned {got} and should return {copies}.",
-        )
-
-    def _books(self, when: str) -> None:
-        named = Counter(block for name in self.live for block in self.mine.block_table(name))
-        for block in range(self.num_blocks):
-            count = self.mine.ref_count(block)
-            if count != named[block]:
-                tables = counted(named[block], "tables")
-                raise Mistake(
-                    f"{when} block {block} has count {count!r}, and it is in {tables}: a count is the number of tables."
-                )
-        free, unnamed = self.mine.num_free_blocks, self.num_blocks - len(named)
-        that(
-            free == unnamed,
-            f"{when} num_free_blocks is {free} and should be {unnamed}, the blocks in no table.",
-        )
-        lab = self.lab.num_free_blocks
-        that(free == lab, f"{when} {counted(free, 'blocks')} are free and should be {lab}.")
-
-
-def _copies(pool: Any, name: str) -> list[tuple[int, int]]:
-    return [(int(copy[0]), int(copy[1])) for copy in pool.append(name)]
 
 
 EXERCISE = Exercise(

@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit.teach.exercises.base import Picture, that
 from labkit.teach.exercises.shorten import Op, judge
+from labkit.teach.exercises.strip import counted
 
 SEEDS = 20
 
@@ -84,8 +85,8 @@ class _Model:
         got = self.tree.evict(want)
         that(
             min(want, could) <= got <= could,
-            f"{did} returned {got!r}; {could} tokens were evictable, so it should return {min(want, could)} or more, and at most "
-            f"{could}.",
+            f"{did} returned {got!r}; {counted(could, 'tokens')} could go, so it should return at least {min(want, could)} and at "
+            f"most {could}.",
             view(self.tree),
         )
         left = set().union(*(_prefixes(t[: self.tree.match(list(t))]) for t in self.known))
