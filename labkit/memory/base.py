@@ -152,6 +152,11 @@ class Allocator(ABC):
         also update them, and the fit family takes the free span behind as well."""
         return checked_size(size) <= allocation.size
 
+    def held_bytes(self) -> tuple[int, int]:
+        """`(allocated_bytes, reserved_bytes)` of `stats`: what a recorder reads in every step, where the whole is dear."""
+        stats = self.stats()
+        return stats.allocated_bytes, stats.reserved_bytes
+
     @property
     def address_space_bytes(self) -> int:
         """One more than the highest offset this allocator hands out now: what an `Arena` under it must span."""

@@ -79,8 +79,7 @@ class Series:
             )
         device: tuple[int | None, ...] = (None, None, None)
         if self._device is not None:
-            now = self._device.stats()
-            device = (now.allocated_bytes, now.reserved_bytes, self._other_bytes)
+            device = (*self._device.held_bytes(), self._other_bytes)
         num_running = plan.num_running
         self.rows.append(
             (

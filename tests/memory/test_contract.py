@@ -66,6 +66,15 @@ def test_labels_and_requested_bytes_are_in_the_layout(allocator):
     assert allocator.stats().requested_bytes == 1000
 
 
+def test_the_cheap_reading_is_that_of_the_statistics(allocator):
+    first, second = allocator.malloc(1000), allocator.malloc(3 * MIB)
+    for gone in (None, first, second):
+        if gone is not None:
+            allocator.free(gone)
+        stats = allocator.stats()
+        assert allocator.held_bytes() == (stats.allocated_bytes, stats.reserved_bytes)
+
+
 def test_an_unknown_option_names_the_accepted_ones(allocator):
     with pytest.raises(LabError, match=f"allocator '{allocator.name}' has no option 'speed'; it takes: "):
         make_allocator(allocator.name, CAPACITY, speed=11)

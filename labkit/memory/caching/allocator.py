@@ -167,6 +167,9 @@ class CachingAllocator(Allocator):
             num_ooms=self.num_ooms,
         )
 
+    def held_bytes(self) -> tuple[int, int]:
+        return self.all_stats.allocated_bytes.current, self.reserved_bytes
+
     def check_integrity(self) -> None:
         integrity.check(self)
 
