@@ -72,8 +72,8 @@ def test_lifetimes(seed):
 @seeds
 def test_a_restart_heals_a_leak(seed):
     requests = steady_load(load(seed), 1600, 5.0, np.random.default_rng(seed), regular=True)
-    room = room_for(requests, 1.8, bytes_per_token=PER_TOKEN)
-    for fault, harmed in ((Leak(every=4, tokens_each=128), True), (None, False)):
+    room = room_for(requests, 2.1, bytes_per_token=PER_TOKEN)
+    for fault, harmed in ((Leak(every=4, tokens_each=256), True), (None, False)):
         recorder, restart_s = with_restart(
             requests, capacity_tokens=room, bytes_per_token=PER_TOKEN, fault=fault
         )
