@@ -123,6 +123,13 @@ def test_wrong_calls_are_refused_in_one_sentence() -> None:
         check("05", len)
 
 
+def test_an_object_in_place_of_the_class_is_said() -> None:
+    report = report_on("07", Right(4, 4))
+    assert not report.passed
+    assert 'without calling it: check("07", MyBlockTable).' in report.message
+    assert report_on("11", None).message.startswith("my_admit: the check got None.")
+
+
 def test_status_of_a_damaged_progress_file() -> None:
     progress_file().write_text("not json")
     assert {row["state"] for row in status_rows()} == {"open"}

@@ -11,6 +11,7 @@ from typing import Any
 from labkit.errors import LabError
 from labkit.teach.exercises import progress
 from labkit.teach.exercises.base import Exercise, Mistake, Picture, find_exercise
+from labkit.teach.exercises.watch import short
 from labkit.teach.sandbox import Outcome, run_limited
 
 
@@ -83,6 +84,8 @@ def report_on(exercise_id: str, *learner: Any, time_s: float | None = None) -> R
     if not exercise.worker and len(learner) != len(exercise.targets):
         names = ", ".join(exercise.targets)
         raise LabError(f'check("{exercise.id}", …) takes {len(exercise.targets)} arguments: {names}')
+    if wrong := "" if exercise.worker else _not_callable(exercise, learner):
+        return Report(exercise, False, wrong)
     start = time.monotonic()
     if exercise.worker:
         report = _in_worker(exercise, learner, limit_s)
@@ -91,6 +94,15 @@ def report_on(exercise_id: str, *learner: Any, time_s: float | None = None) -> R
     return Report(
         exercise, report.passed, report.message, report.pictures, report.printed, time.monotonic() - start
     )
+
+
+def _not_callable(exercise: Exercise, learner: Sequence[Any]) -> str:
+    """Somebody gave an object, or what a function returned."""
+    for name, item in zip(exercise.targets, learner):
+        if not callable(item):
+            call = f'check("{exercise.id}", {", ".join(exercise.targets)})'
+            return f"{name}: the check got {short(item, 60)}. Give it the class or function itself, without calling it: {call}."
+    return ""
 
 
 def hint(exercise_id: str, start_over: bool = False) -> None:

@@ -78,7 +78,7 @@ def draw_strip(
     num_rows = -(-(last - first) // row)
     heading = "\n".join(textwrap.wrap(title, CHARS))
     labels = list(dict.fromkeys(piece.label for piece in pieces))
-    top = 0.22 * (heading.count("\n") + 1) + (0.24 if marks else 0.08)
+    top = 0.22 * (heading.count("\n") + 1) + (0.38 if marks else 0.08)
     figure = new_figure(WIDTH, top + 0.62 * num_rows + 0.42 + 0.22 * (-(-len(labels) // 3)))
     margins(figure, left=0.3, right=0.2, top=top, bottom=0.38 + 0.22 * (-(-len(labels) // 3)))
     for number in range(num_rows):
@@ -104,14 +104,19 @@ def _row(
         )  # fmt: skip
         if piece.text and 0.08 * len(piece.text) * width < piece.size + 1e-9:
             axes.text(piece.start + piece.size / 2, 0.5, piece.text, ha="center", va="center", fontsize=8)
-    here = [m for m in marks if m.start < high and m.start + m.size > low]
-    for mark in here:
+    said_to, height = -1.0, 0  # where the last word ends, in units
+    for mark in sorted(marks, key=lambda m: m.start):
+        if not (mark.start < high and mark.start + mark.size > low):
+            continue
         axes.add_patch(
             Rectangle((mark.start, 0), mark.size, 1, fill=False, edgecolor=mark.color, linewidth=2, clip_on=False)
         )  # fmt: skip
+        height = 11 - height if mark.start < said_to else 0
+        said_to = mark.start + 0.09 * len(mark.text) * width
+        left = said_to > high
         axes.annotate(
-            mark.text, (mark.start, 1), xytext=(0, 2), textcoords="offset points", fontsize=8, color=mark.color,
-            fontweight="bold", annotation_clip=False,
+            mark.text, (mark.start + mark.size * left, 1), xytext=(0, 2 + height), textcoords="offset points", fontsize=8,
+            color=mark.color, fontweight="bold", annotation_clip=False, ha="right" if left else "left",
         )  # fmt: skip
     for line in range(low, high + 1) if group > 1 else ():
         if line % group == 0:
