@@ -116,6 +116,10 @@ def sglang_programs(
 
 
 def reuse_against_lifetime(ample: Programs, tight: Programs) -> bool:
-    """What is found again lives long after its call, and where memory is short that life is cut and a twentieth of the
-    reuse goes with it: claim 10.3."""
-    return ample.long_lived_state() and tight.hit_share < 0.95 * ample.hit_share
+    """What is found again lives long after its call; where memory is short, a fifth of that memory at least is cut away, and a
+    twentieth of the reuse goes with it: claim 10.3."""
+    return (
+        ample.long_lived_state()
+        and tight.outlived_share < 0.8 * ample.outlived_share
+        and tight.hit_share < 0.95 * ample.hit_share
+    )
