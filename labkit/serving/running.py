@@ -82,6 +82,7 @@ class RunningSet:
         self.pressure.joins(self, request)
 
     def start_prefill(self, request: Request, num_hit_tokens: int) -> None:
+        """It has `num_hit_tokens` from the prefix cache and computes the rest of what is known."""
         request.num_computed_tokens = num_hit_tokens
         self._num_idle_tokens += num_hit_tokens
         request.status = "prefilling"

@@ -14,6 +14,8 @@ from labkit.serving.systems.vllm_request import DECODE, DRAIN, PREFILL, WAITING,
 
 
 class VllmWalking(VllmPlacing):
+    """Steps decided request by request, where the decoding ones cannot be moved as one."""
+
     def __init__(self, options: VllmOptions):
         super().__init__(options)
         self.interval = options.prefill_schedule_interval
