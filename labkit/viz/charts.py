@@ -133,6 +133,8 @@ def draw_bars(
     width = 0.75 if stacked else 0.8 / max(1, len(names))
     base = np.zeros(len(groups))
     segments = []
+    longest = max((len(number(v)) for values in groups.values() for v in values.values()), default=0)
+    room = (WIDTH - 0.85 - right) / max(4, len(groups)) * width  # inches that the value of one bar has
     for index, name in enumerate(names):
         values = np.array([group.get(name, np.nan) for group in groups.values()], dtype=float)
         color = (colors or {}).get(name, CURVES[index % len(CURVES)])
@@ -143,8 +145,6 @@ def draw_bars(
             base = base + np.nan_to_num(values)
             segments.append((bars, values, said))
         elif len(groups) * len(names) <= 16:
-            longest = max(map(len, said))
-            room = (WIDTH - 0.85 - right) / max(4, len(groups)) * width
             axes.bar_label(bars, said, fontsize=8 if 0.068 * longest < room else 6.5, padding=1)
     if logy:
         axes.set_yscale("log")

@@ -17,7 +17,7 @@ import numpy as np
 
 from labkit.errors import LabError
 from labkit.memory.base import Span
-from labkit.viz.palette import EVENTS, FREE, WASTE, color_of, describe
+from labkit.viz.palette import ALIASES, EVENTS, FREE, LIFETIMES, WASTE, color_of, describe
 
 #: columns of one record -> numpy type in memory
 COLUMNS = {
@@ -73,13 +73,15 @@ class Run:
         return max(0, int(np.searchsorted(self.times, time, side="right")) - 1)
 
     def legend(self) -> list[tuple[str, str]]:
-        """`(text, colour)` of every class that occurs in the run, the background last."""
-        seen = set(np.unique(self.records["cls"]).tolist())
-        rows = [
-            (self.texts.get(label, describe(label)), color_of(label))
-            for code, label in enumerate(self.classes)
-            if code in seen
-        ]
+        """`(text, colour)` of every class that occurs in the run, from the longest life to the shortest, the background last."""
+        seen = [self.classes[code] for code in np.unique(self.records["cls"]).tolist()]
+        order = list(LIFETIMES)
+        seen.sort(
+            key=lambda label: (
+                order.index(name) if (name := ALIASES.get(label, label)) in order else len(order)
+            )
+        )
+        rows = [(self.texts.get(label, describe(label)), color_of(label)) for label in seen]
         if np.any(self.records["slack"] > 0):
             rows.append(("rounding waste", WASTE))
         background = (self.background, "#FFFFFF" if self.background == "not reserved" else FREE)
