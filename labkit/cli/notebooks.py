@@ -184,7 +184,8 @@ def _judge(runs: list[NotebookRun], *, quiet: bool, where: Path) -> None:
         raise SystemExit(1)
     if not quiet:
         held = sum(v.held for v in verdicts)
-        print(f"{len(runs)} notebooks, {held} of {len(verdicts)} claims held; results under {where}/")
+        claims = f"{held} of {len(verdicts)} claims held" if verdicts else "no claims in it"
+        print(f"{len(runs)} notebook{'s' * (len(runs) != 1)}, {claims}; results under {where}/")
 
 
 def _parameters(texts: list[str]) -> dict[str, Any]:

@@ -7,7 +7,10 @@ without that package, and `_without_slow_import` says that it is absent.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +23,8 @@ from labkit.errors import InputError, LabError
 from labkit.teach.claims import CLAIM_MIME, RSS_MIME, Verdict, verdict_from
 
 KERNEL_START_TIMEOUT_S = 120
+#: clients of the notebooks that run now, one a thread
+_RUNNING: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ def run_notebooks(
     Kernels start in the current directory: papermill's own `cwd` changes that of the whole process, for all threads.
 
     `timeout_s` bounds every cell. `num_kernels` notebooks run at the same time. An undeclared parameter raises
-    `LabError` before anything runs. A failing notebook does not stop the others.
+    `LabError` before anything runs. A failing notebook does not stop the others. Ctrl-C stops all of them; what they had
+    printed stays in their outputs.
     """
     notebooks = [path.resolve() for path in notebooks]
     for path in notebooks:
@@ -79,10 +85,17 @@ def run_notebooks(
             pool.submit(_run_one, path, output_dir / path.name, parameters or {}, timeout_s): path
             for path in notebooks
         }
-        for future in as_completed(futures):
-            runs[futures[future]] = future.result()
-            if on_done is not None:
-                on_done(future.result())
+        try:
+            for future in as_completed(futures):
+                runs[futures[future]] = future.result()
+                if on_done is not None:
+                    on_done(future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in futures):
+                _kill_kernels()  # a kernel that is just starting comes a little later
+                time.sleep(0.1)
+            raise
     return [runs[path] for path in notebooks]
 
 
@@ -127,8 +140,20 @@ def _run_one(path: Path, output: Path, parameters: dict[str, Any], timeout_s: in
         error = f"a cell ran longer than {timeout_s} s and was stopped"
     except DeadKernelError:
         error = "the kernel died"
+    except RuntimeError as failure:  # jupyter_client: no answer within KERNEL_START_TIMEOUT_S
+        error = f"the kernel did not start: {failure}"
     verdicts, peak = collect(output) if output.exists() else ([], None)
     return NotebookRun(path.stem, output, time.monotonic() - started, error, verdicts, peak)
+
+
+def _kill_kernels() -> None:
+    """Kernels are in sessions of their own, so Ctrl-C does not reach them; without one, a run ends with what it has."""
+    for client in list(_RUNNING):
+        provisioner = getattr(getattr(client, "km", None), "provisioner", None)
+        pid = getattr(provisioner, "pid", None)
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def check_parameters(path: Path, parameters: Mapping[str, Any]) -> None:
@@ -219,9 +244,16 @@ def _register_engine() -> None:
                 "startup_timeout": start_timeout,
                 "kernel_name": kernel_name,
                 "log_output": log_output,
+                # one line a kernel on stderr otherwise: that loopback is not encrypted
+                "extra_arguments": ["--IPKernelApp.log_level=40"],
                 "stdout_file": None,
                 "stderr_file": None,
             }
-            return PollingClient(nb_man, **client_args).execute()
+            client = PollingClient(nb_man, **client_args)
+            _RUNNING.append(client)
+            try:
+                return client.execute()
+            finally:
+                _RUNNING.remove(client)
 
     papermill_engines.register("labkit", PollingEngine)

@@ -1,6 +1,10 @@
 """The runner on tiny notebooks: what fails, what hangs, what is written."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -76,3 +80,40 @@ def test_notebooks_are_found_by_number_or_name(tmp_path):
     assert declared_parameters(path) == ["scale", "seed"]
     with pytest.raises(LabError, match="there are: 06_paged"):
         find_notebooks(tmp_path, ["07"])
+
+
+def test_a_kernel_that_does_not_come_up_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("labkit.teach.runner.KERNEL_START_TIMEOUT_S", 1)
+    (run,) = run_notebooks([notebook(tmp_path, "01_x.ipynb", "print(1)")], tmp_path / "out", timeout_s=3)
+    assert run.error == "the kernel did not start: Kernel didn't respond in 1 seconds"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_leaves_what_was_done_and_the_next_starts_clean(tmp_path, how):
+    gate = tmp_path / "gate"
+    path = notebook(
+        tmp_path,
+        "00_x.ipynb",
+        "print('be' + 'fore')",
+        f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.05)",
+        "print('af' + 'ter')",
+    )
+    command = [sys.executable, "-m", "labkit.cli.main", "notebooks", "run", "00"]
+    command += ["--folder", str(path.parent), "--out", str(tmp_path / "out")]
+    running = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    output = tmp_path / "out" / "notebooks" / "00_x.ipynb"
+    until = time.monotonic() + 60
+    while not (output.exists() and "before" in output.read_text()):
+        assert time.monotonic() < until, "no partial output"
+        time.sleep(0.1)
+    running.send_signal(how)
+    assert running.wait(60) != 0
+    left = output.read_text()
+    assert "before" in left
+    assert "after" not in left
+    gate.touch()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, again.stderr
+    assert "after" in output.read_text()
