@@ -52,13 +52,16 @@ def evaluate(
     todo = [int(i) for i in np.random.default_rng(seed).permutation(len(rows)) if i not in known]
     with notes.open("a", encoding="utf-8") as file, ProcessPoolExecutor(workers or os.cpu_count()) as pool:
         futures = [pool.submit(one, seed, i, rows[i]) for i in todo]
-        for future in as_completed(futures):
-            note = future.result()
-            file.write(json.dumps(note) + "\n")
-            file.flush()
-            known[note["number"]] = note
-            if on_progress is not None:
-                on_progress(1)
+        try:
+            for future in as_completed(futures):
+                note = future.result()
+                file.write(json.dumps(note) + "\n")
+                file.flush()
+                known[note["number"]] = note
+                if on_progress is not None:
+                    on_progress(1)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for what has not begun
     ordered = [known[i] for i in range(len(rows))]
     return {"seed": seed, **summarise([n["kinds"] for n in ordered], [n["answers"] for n in ordered])}
 
