@@ -316,8 +316,8 @@ pd.DataFrame(
 
 # %% [markdown]
 # The boldest retracts least. After its first retraction SGLang takes the share that running requests have really written as
-# its new guess, and lets it sink by a six-hundredth of the *initial* guess a step. From a small initial guess it hardly sinks:
-# one burn, and the boldest setting is cautious for the rest of the run. What a switch is called is not what it does.
+# its new guess, and lets it sink by less than two thousandths of the *initial* guess a step. From a small guess it hardly sinks, and
+# after one burn the boldest setting is cautious for the rest of the run. What a switch is called is not what it does.
 #
 # ## 10.4 The three on the same trace
 
