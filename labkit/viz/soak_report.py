@@ -84,7 +84,7 @@ def soak_page(result: SoakResult) -> str:
 STYLE = (
     "<style>body{font:15px/1.45 system-ui,sans-serif;max-width:960px;margin:24px auto;padding:0 12px}"
     "table{border-collapse:collapse;margin:12px 0}td,th{padding:3px 10px;border-bottom:1px solid #ddd;text-align:right}"
-    "td{white-space:nowrap}td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}.aged{background:#FBE3D6}img{max-width:100%}</style>"
+    "td{white-space:nowrap}td:first-child,th:first-child,td:nth-child(10),th:nth-child(10){text-align:left;white-space:normal}.aged{background:#FBE3D6}img{max-width:100%}</style>"
 )
 
 
