@@ -121,7 +121,7 @@ def layouts(
 
 
 def long_context_load(num_requests: int, rng: np.random.Generator) -> tuple[list[RequestSpec], str]:
-    """The Mooncake conversation trace with its long prompts (at most 64K tokens), four times as slow as recorded: one GPU's
+    """The Mooncake conversation trace with all its prompts (the longest has 121K tokens), four times as slow as recorded: one GPU's
     share. Without the trace, synthetic requests with its length statistics."""
     path = find_trace("mooncake-conversation")
     if path is None:
@@ -132,11 +132,7 @@ def long_context_load(num_requests: int, rng: np.random.Generator) -> tuple[list
     else:
         requests = load_trace(path, num_requests)
         origin = f"Load: the first {num_requests:,} requests of the trace {path.name}, long prompts included."
-    return [
-        replace(r, arrival_s=4 * r.arrival_s, prefix_hashes=None)
-        for r in requests
-        if r.num_prompt_tokens <= 65_536
-    ], origin
+    return [replace(r, arrival_s=4 * r.arrival_s, prefix_hashes=None) for r in requests], origin
 
 
 def of_mean_length(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
@@ -185,7 +181,7 @@ def holders(requests: Sequence[RequestSpec], *, capacity_tokens: int = 400_000) 
     total = sum(watch.block_s.values())
     held = [watch.block_s.get(r.request_id, 0.0) / total for r in ranked]
     by_class = {
-        name: {"requests": 0.0, "block-seconds held": 0.0} for name in ("up to 4K", "4K to 16K", "16K to 64K")
+        name: {"requests": 0.0, "block-seconds held": 0.0} for name in ("up to 4K", "4K to 16K", "over 16K")
     }
     for r, share in zip(ranked, held):
         row = by_class[_length_class(r)]
@@ -197,7 +193,7 @@ def holders(requests: Sequence[RequestSpec], *, capacity_tokens: int = 400_000) 
 def _length_class(spec: RequestSpec) -> str:
     if spec.num_prompt_tokens <= 4096:
         return "up to 4K"
-    return "4K to 16K" if spec.num_prompt_tokens <= 16_384 else "16K to 64K"
+    return "4K to 16K" if spec.num_prompt_tokens <= 16_384 else "over 16K"
 
 
 def short_ttft_s(run: Served, max_prompt_tokens: int = 4096) -> float:
