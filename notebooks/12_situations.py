@@ -127,7 +127,7 @@ usage_lines(refusing)
 reasons(refusing)
 
 # %% [markdown]
-# The four look alike from outside and are four different sentences inside: *no span is long enough*; *two requests hold
+# The four look alike from outside and are four different sentences inside: *no span is long enough*; *a few long requests hold
 # the pool and go on decoding*; *nobody runs and memory stays in use for minutes*; *the allocator keeps what nobody uses, and
 # fails*. nvidia-smi knows none of them: it shows what is reserved.
 

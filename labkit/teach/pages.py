@@ -23,10 +23,11 @@ a.anchor-link{visibility:hidden;text-decoration:none;margin-left:.3em}
 h1{font-size:1.7rem;line-height:1.25}h2{margin-top:2.2rem;border-bottom:1px solid var(--line);padding-bottom:.2rem}
 pre{background:var(--code);padding:.6rem .8rem;overflow-x:auto;border-radius:4px;font-size:.84rem;line-height:1.4;margin:.6rem 0}
 code{background:var(--code);padding:.1em .3em;border-radius:3px;font-size:.9em}pre code{padding:0;background:none}
-.output_area pre{background:none;padding:.2rem 0}.output_stderr{display:none}
+.output_area pre{background:none;padding:.2rem 0;white-space:pre-wrap}.output_stderr{display:none}
 img{max-width:100%;height:auto}
 table{border-collapse:collapse;margin:.8rem 0;font-size:.9rem;display:block;overflow-x:auto}
 th,td{border-bottom:1px solid var(--line);padding:.25rem .6rem;text-align:left;vertical-align:top}
+table.dataframe,table.dataframe :is(th,td){border-width:0 0 1px}table.dataframe thead th{text-align:left}
 blockquote{border-left:4px solid var(--line);margin:0;padding-left:1rem;color:var(--soft)}
 details{margin:.5rem 0;border:1px solid var(--line);border-radius:4px;padding:.4rem .8rem}summary{cursor:pointer}
 input[type=search]{font:inherit;padding:.35rem .6rem;width:min(100%,26rem);border:1px solid var(--line);border-radius:4px;background:var(--paper);color:var(--ink)}
