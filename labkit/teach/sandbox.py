@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from labkit.teach.sandbox_child import LENGTH, Outcome, call, run_child, too_much
+from labkit.teach.sandbox_child import LENGTH, Outcome, call, run_child, too_long, too_much
 from labkit.units import MIB
 
 __all__ = ["MEMORY_BYTES", "PATIENCE", "Outcome", "run_limited"]
@@ -59,7 +59,7 @@ def run_limited(
         os.close(reader)
         status = _end(pid)
     if not in_time:
-        return Outcome("timeout", sentence=_too_long(PATIENCE * time_s))
+        return Outcome("timeout", sentence=too_long(PATIENCE * time_s))
     return _outcome(payload, status, time_s, memory_bytes)
 
 
@@ -96,8 +96,8 @@ def _outcome(payload: bytearray, status: int, time_s: float, memory_bytes: int) 
             return outcome
         except Exception as error:
             return Outcome("crash", sentence=f"the result of the code could not be read back ({error})")
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return Outcome("timeout", sentence=_too_long(time_s))
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return Outcome("timeout", sentence=too_long(time_s))
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
         name = signal.Signals(os.WTERMSIG(status)).name
         return Outcome(
@@ -110,10 +110,6 @@ def _outcome(payload: bytearray, status: int, time_s: float, memory_bytes: int) 
             "unharmed",
         )
     return Outcome("memory", sentence=too_much(memory_bytes))
-
-
-def _too_long(seconds: float) -> str:
-    return f"stopped after {seconds:g} s: the code did not come to an end (a loop whose condition never becomes false?)"
 
 
 def _run_here(function: Callable[[], Any]) -> Outcome:

@@ -12,8 +12,9 @@ import signal
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Literal
 
 import labkit
@@ -45,13 +46,14 @@ def run_child(function: Callable[[], Any], writer: int, time_s: float, memory_by
     no `atexit`, no flush of its buffers."""
     try:
         os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, time_s)  # ends in SIGPROF
+        _limit_time(writer, time_s)
         faulthandler.disable()  # the parent says in one sentence what a crash was
         _limit_memory(memory_bytes)
         outcome = call(function, memory_bytes)
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
         _limit_memory(None)
         try:
             payload = pickle.dumps(outcome)
@@ -78,6 +80,10 @@ def call(function: Callable[[], Any], memory_bytes: int) -> Outcome:
     return outcome
 
 
+def too_long(seconds: float) -> str:
+    return f"stopped after {seconds:g} s: the code did not come to an end (a loop whose condition never becomes false?)"
+
+
 def too_much(memory_bytes: int) -> str:
     return (
         f"stopped: the code asked for more memory than the {memory_bytes // MIB:,} MiB that a check may use"
@@ -97,7 +103,10 @@ def _plain(outcome: Outcome) -> Outcome:
 def place_of(error: BaseException) -> str:
     """`append, line 12: self.tables[r].pop()`: the last frame that is neither the lab's nor a library's. The line is that of
     the cell; where a cell's text travelled to another file, `line_of_cell` knows the difference."""
-    frames = traceback.extract_tb(error.__traceback__)
+    return place_in(traceback.extract_tb(error.__traceback__))
+
+
+def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
     not_own = (os.path.dirname(labkit.__file__), os.path.dirname(os.__file__), sys.prefix)
     own = [f for f in frames if not f.filename.startswith(not_own)]
     if not own:
@@ -124,6 +133,29 @@ def _write(writer: int, payload: bytes) -> None:
     view = memoryview(payload)
     while view:
         view = view[os.write(writer, view) :]
+
+
+def _limit_time(writer: int, time_s: float) -> None:
+    """After `time_s` of CPU time the handler says where the code was, and ends the child; nothing is raised, so nothing can
+    swallow it. One long call into C lets no handler run: a second later the kernel ends it."""
+
+    def stop(_: int, frame: FrameType | None) -> None:
+        where = place_in(traceback.StackSummary.extract(traceback.walk_stack(frame))[::-1]) if frame else ""
+        outcome = Outcome("timeout", sentence=too_long(time_s), place=where)
+        payload = pickle.dumps(outcome)
+        _write(writer, LENGTH.pack(len(payload)) + payload)
+        os._exit(0)
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, time_s)
+    try:
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        last = int(used.ru_utime + used.ru_stime + time_s) + 2
+        resource.setrlimit(resource.RLIMIT_CPU, (last, last + 1))
+    except (ImportError, ValueError, OSError):
+        pass
 
 
 def _limit_memory(extra_bytes: int | None) -> None:

@@ -203,7 +203,8 @@ def _job(exercise_id: str, source: str) -> str:
         if missing:
             raise LabError(f"the code does not define {' or '.join(missing)}")
         try:
-            warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, in the interpreter; this child ends soon
+            # NumPy's, in the interpreter; this child ends soon
+            warnings.simplefilter("ignore", RuntimeWarning)
             return exercise.run(*(getattr(module, name) for name in exercise.targets))
         except Exception as error:
             from labkit.teach.exercises.kernel_watch import explained

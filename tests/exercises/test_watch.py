@@ -142,7 +142,14 @@ def test_a_cause_is_added_to_exceptions_only() -> None:
     def wrong() -> None:
         raise Mistake("2 is not 3.")
 
-    assert message(lambda: with_cause(lambda: watched(Counter)().add(9))).endswith("case is about.")
+    class Forgets(Counter):
+        def add(self, number: int) -> int:
+            return dict[int, int]()[number]
+
+    assert message(lambda: with_cause(lambda: watched(Forgets)().add(9))).endswith("case is about.")
+    assert "case" not in message(lambda: with_cause(lambda: watched(Counter)().add(9))), (
+        "a slip of another kind"
+    )
     assert message(lambda: with_cause(wrong)) == "2 is not 3."
 
 

@@ -16,12 +16,11 @@ from labkit.errors import LabError
 class Picture:
     """A figure as data, because the check runs in a child: drawn by the parent.
 
-    kind "strip"    `content` is a list of `strip.Piece`; options of `strip.draw_strip` (unit, marks, group)
-    kind "layout"   `content` is a list of `Span`; options of `labkit.viz.draw_layout` (unit, highlight, rows)
-    kind "bars"     `content` is {label: {series: value}}; options of `labkit.viz.charts.draw_bars` (ylabel, stacked)
+    kind "strip"  `content` is a list of `strip.Piece`; options of `strip.draw_strip` (unit, marks, group)
+    kind "bars"   `content` is {label: {series: value}}; options of `labkit.viz.charts.draw_bars` (ylabel, stacked)
     """
 
-    kind: Literal["strip", "layout", "bars"]
+    kind: Literal["strip", "bars"]
     title: str
     content: Any
     options: dict[str, Any] = field(default_factory=dict)

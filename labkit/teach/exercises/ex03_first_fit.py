@@ -43,6 +43,19 @@ def _fresh(cls: Make) -> None:
         spans_of(heap) == [(0, 1000)],
         f"a fresh allocator of 1000 has one free span (0, 1000), not {spans_of(heap)}.",
     )
+    got = heap.malloc(300)
+    why = (
+        ": a way that finds a span must end in `return`" if got is None else ", the low end of the only span"
+    )
+    that(got == 0, f"malloc(300) in a fresh allocator of 1000 returned {got!r} and should return 0{why}.")
+    got = spans_of(heap)
+    _not_ends(got, [(300, 700)])
+    why = ": what was handed out is still free" if got == [(0, 1000)] else ""
+    that(
+        got == [(300, 700)],
+        f"after malloc(300) of 1000 free_spans() is {got} and should be [(300, 700)]{why}.",
+    )
+    heap = cls(1000)
     got = heap.malloc(1001)
     that(got is None, f"malloc(1001) of 1000 free units must return None; it returned {got!r}.")
     offset = heap.malloc(1000)
@@ -52,7 +65,8 @@ def _fresh(cls: Make) -> None:
     that(offset == 0, f"malloc(1000) in a fresh allocator of 1000 returned {offset!r}{why}.")
     that(
         spans_of(heap) == [],
-        f"after malloc(1000) of 1000 nothing is free, but free_spans() is {spans_of(heap)}: drop spans of length 0.",
+        f"after malloc(1000) of 1000 nothing is free, but free_spans() is {spans_of(heap)}: after an exact fit nothing is left, "
+        "so drop the span (none has length 0).",
     )
 
 
@@ -68,10 +82,7 @@ def _lowest_first(cls: Make) -> None:
         heap.free(offset)
     holes = [(0, 300), (350, 100), (500, 200)]
     got = spans_of(heap)
-    if got == [(offset, offset + size) for offset, size in holes]:
-        raise Mistake(
-            f"free_spans() is {got}: these look like (start, end), and (offset, size) is asked for: {holes}."
-        )
+    _not_ends(got, holes)
     why = " (is the list kept in address order?)" if sorted(got) == holes else ""
     that(
         got == holes,
@@ -94,6 +105,13 @@ def _lowest_first(cls: Make) -> None:
         (90, 210) in spans_of(heap),
         f"malloc(90) from the hole (0, 300) leaves (90, 210) free; free_spans() is {spans_of(heap)}.",
     )
+
+
+def _not_ends(got: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    if got == [(offset, offset + size) for offset, size in right]:
+        raise Mistake(
+            f"free_spans() is {got}: these look like (start, end), and (offset, size) is asked for: {right}."
+        )
 
 
 def _coalescing(cls: Make) -> None:

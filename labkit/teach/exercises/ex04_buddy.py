@@ -42,7 +42,10 @@ def sizes(answer: Any) -> str:
 def _rounding(cls: Make) -> None:
     for size, block in ((64, 64), (65, 128), (128, 128), (1, 16), (16, 16), (17, 32)):
         heap = cls(1024, 16)
-        heap.malloc(size)
+        got = heap.malloc(size)
+        that(
+            got is not None, f"malloc({size}) in a fresh allocator of 1024 returned None and should return 0."
+        )
         left = free_of(heap)
         taken = 1024 - sum(size * len(offsets) for size, offsets in left.items())
         why = "round up to the next power of two"
@@ -50,6 +53,12 @@ def _rounding(cls: Make) -> None:
             why = f"{size} is a power of two already and takes a block of {block}, not twice that ((size - 1).bit_length())"
         elif size < 16:
             why = "no block is smaller than min_block (16 here)"
+        elif taken == 0:
+            why = "what was handed out is still free"
+        elif taken < 0:
+            why = "more is free than there is: a block that was halved is still on its list"
+        elif taken == 1024:
+            why = "nothing is free any more: of a block that is halved the upper half stays free"
         elif taken < size:
             why = "the block is shorter than what was asked: round up, not down"
         that(

@@ -11,7 +11,7 @@ from labkit.teach.exercises.pool_judges import Make, TableJudge
 from labkit.teach.exercises.pools import EXPECTED, YOURS, pool_picture
 from labkit.teach.exercises.shorten import Op, any_of, judge
 from labkit.teach.exercises.strip import Mark, Piece, counted
-from labkit.teach.exercises.watch import Watched, anything, block_ids, shown, whole, yes_or_no
+from labkit.teach.exercises.watch import Watched, anything, because, block_ids, shown, whole, yes_or_no
 
 SIZE = 4
 SEEDS = 30
@@ -152,7 +152,8 @@ def _slot_picture(table: Any, blocks: list[int], position: int, got: int, expect
 def _refusal(cls: Make) -> None:
     table = cls(4, SIZE)
     table.allocate("a", 2 * SIZE)
-    got = table.allocate("b", 3 * SIZE)
+    with because("3 blocks are needed and 2 are free: count first, and return False before taking any."):
+        got = table.allocate("b", 3 * SIZE)
     that(
         not got,
         f"allocate('b', 12) needs 3 blocks and 2 are free: it must return False and returned {got!r}.",
@@ -163,7 +164,8 @@ def _refusal(cls: Make) -> None:
         "afterwards.",
     )
     _yes(table.allocate("b", 2 * SIZE), "allocate('b', 8)", "after the refusal 2 blocks are still free")
-    got = table.append("a")
+    with because("A third block is needed and none is free: look first, and return False."):
+        got = table.append("a")
     that(
         not got,
         f"append('a') needs a third block and none is free: it must return False and returned {got!r}.",

@@ -37,7 +37,8 @@ def run(cls: type) -> str:
 
 def _matching(cls: Callable[..., Any]) -> None:
     tree = cls()
-    that(tree.match(A) == 0, "an empty tree matches nothing: match must return 0.")
+    got = tree.match(A)
+    that(got == 0, f"an empty tree matches nothing: match must return 0; it returned {got}.")
     got = tree.insert(A)
     that(got == 0, f"insert into an empty tree finds 0 tokens there already; it returned {got}.")
     for tokens, expected in ((A, 5), ([1, 2, 3], 3), ([1, 2, 9], 2), ([9], 0), ([*A, 6], 5)):

@@ -124,13 +124,9 @@ def draw(picture: Picture) -> Any:
         from labkit.viz.charts import draw_bars
 
         return draw_bars(picture.content, title=picture.title, **{"ylabel": "", **picture.options})
-    if picture.kind == "strip":
-        from labkit.teach.exercises.strip import draw_strip
+    from labkit.teach.exercises.strip import draw_strip
 
-        return draw_strip(picture.content, title=picture.title, **picture.options)
-    from labkit.viz import draw_layout
-
-    return draw_layout(picture.content, title=picture.title, **picture.options)
+    return draw_strip(picture.content, title=picture.title, **picture.options)
 
 
 def _in_worker(exercise: Exercise, learner: Sequence[Any], limit_s: float) -> Report:
@@ -170,7 +166,8 @@ def _report(exercise: Exercise, outcome: Outcome) -> Report:
         where = f" ({outcome.place})" if outcome.place else ""
         message = f"your code raised {type(error).__name__}: {error}{where}."
         return Report(exercise, False, message, printed=outcome.printed)
-    return Report(exercise, False, outcome.sentence + ".", printed=outcome.printed)
+    where = f" It was in {outcome.place}." if outcome.place else ""
+    return Report(exercise, False, f"{outcome.sentence}.{where}", printed=outcome.printed)
 
 
 def _show(report: Report) -> None:

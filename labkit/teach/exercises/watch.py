@@ -174,13 +174,15 @@ def shown(make: Watched, picture: Callable[[Seen], Sequence[Picture]]) -> Iterat
 
 @contextlib.contextmanager
 def because(why: str) -> Iterator[None]:
-    """An exception of the learner's code inside also gets the cause that this case is about."""
+    """A lookup or a removal that finds nothing, in the learner's code inside, gets the cause that this case is about."""
     try:
         yield
     except Mistake as mistake:
-        if not mistake.kind:
+        if mistake.kind not in ("KeyError", "IndexError"):
             raise
-        raise Mistake(f"{mistake.message} {why}", *mistake.pictures, kind=mistake.kind) from None
+        raise Mistake(
+            f"{mistake.message} {why[:1].upper()}{why[1:]}", *mistake.pictures, kind=mistake.kind
+        ) from None
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------

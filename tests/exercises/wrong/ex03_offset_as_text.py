@@ -32,4 +32,4 @@ class MyFirstFit:
         return list(self.spans)
 
 
-EXPECT = "malloc(1000) returned '0': it must be an int"  # the message must contain this
+EXPECT = "malloc(300) returned '0': it must be an int"  # the message must contain this

@@ -32,4 +32,4 @@ class MyFirstFit:
         return list(self.spans)
 
 
-EXPECT = "malloc(1000) returned (0, 1000): it must be an int, the offset, or None"  # the message must contain this
+EXPECT = "malloc(300) returned (0, 300): it must be an int, the offset, or None"  # the message must contain this
