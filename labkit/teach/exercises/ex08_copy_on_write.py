@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from labkit.kv.base import NoSpace
-from labkit.teach.exercises.base import Exercise, Picture, that
+from labkit.teach.exercises.base import Exercise, Mistake, Picture, that
 from labkit.teach.exercises.pool_judges import Make, SharingJudge, copies_of
 from labkit.teach.exercises.pools import pool_picture
 from labkit.teach.exercises.shorten import Op, any_of, judge
@@ -110,7 +110,7 @@ def _writing(cls: Make) -> None:
     pool.allocate("a", SIZE + 2)
     pool.fork("a", "b")
     before = list(pool.block_table("a"))
-    copies = copies_of(pool, "b")
+    copies = _append(pool, "b")
     after = list(pool.block_table("b"))
     view = pool_picture("after fork('a', 'b'), append('b')", pool, ["a", "b"], 8, sharing=True)
     that(
@@ -144,10 +144,20 @@ def _writing(cls: Make) -> None:
     )
 
 
+def _append(pool: Any, name: str) -> list[tuple[int, int]]:
+    """`append` where there is room."""
+    try:
+        return copies_of(pool, name)
+    except NoSpace as error:
+        raise Mistake(
+            f"append({name!r}) raised NoSpace ({error}) and {pool.num_free_blocks} of 8 blocks are free."
+        ) from None
+
+
 def _no_copy(cls: Make) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE + 2)
-    copies = copies_of(pool, "a")
+    copies = _append(pool, "a")
     that(
         not copies,
         f"nobody shares the block of a (count 1): append writes in place, no copy; it returned {copies}.",
@@ -155,7 +165,7 @@ def _no_copy(cls: Make) -> None:
     pool = cls(8, SIZE)
     pool.allocate("a", SIZE)
     pool.fork("a", "b")
-    copies = copies_of(pool, "b")
+    copies = _append(pool, "b")
     view = pool_picture("after fork at a block boundary, append('b')", pool, ["a", "b"], 8, sharing=True)
     that(
         not copies,

@@ -62,7 +62,7 @@ def _check(my_kv_write: Callable[..., None], seed: int, title: str, shape: Shape
         text = why(name, case, flat, right, same, guards, accesses)
         raise Mistake(
             f"{name} is wrong for '{title}': {text}.{mask_slip(my_kv_write)} {input_}",
-            _picture(around, right, name),
+            _picture(around, right, name, case.slots),
         )
     _outside(case, title, accesses, input_)
 
@@ -89,8 +89,8 @@ def _outside(case: Case, title: str, accesses: Accesses, input_: str) -> None:
         )
 
 
-def _picture(around: Any, right: Any, name: str) -> Picture:
-    """The slots under their numbers, with one before and one behind the cache."""
+def _picture(around: Any, right: Any, name: str, slots: Any) -> Picture:
+    """The slots under their numbers, each with the token that belongs there, with one before and one behind the cache."""
     import torch
 
     edge = torch.full((1, right.shape[1]), float("nan"))
@@ -103,8 +103,9 @@ def _picture(around: Any, right: Any, name: str) -> Picture:
             label = "right row" if asked else "rightly untouched"
         else:
             label = "should not be written" if not asked else "wrong row" if got else "not written"
-        pieces.append(Piece(at, 1, label))
-    title = f"slots of {name}; -1 lies in front of the cache, {len(right)} behind it"
+        token = (slots == at).nonzero() if at >= 0 else slots[:0]
+        pieces.append(Piece(at, 1, label, f"t{int(token[0])}" if len(token) else ""))
+    title = f"slots of {name}, with the token that belongs there; -1 lies in front of the cache, {len(right)} behind it"
     return Picture("strip", title, pieces, {"unit": "slots"})
 
 

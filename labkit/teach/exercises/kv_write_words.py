@@ -86,7 +86,12 @@ def why(name: str, case: Case, flat: Any, right: Any, same: Any, guards: Any, ac
             "slot_mapping + token"
         )
     if not bool(written.any()) and bool(guards.all()):
-        return "nothing was written"
+        zero = (
+            " (slot 0 is a slot like any other, only those below 0 are padding)"
+            if shape.num_tokens == 1
+            else ""
+        )
+        return f"nothing was written{zero}"
     if bool((slots < 0).any()) and _only_padding(flat, right, rows, slots, guards):
         num = int((slots < 0).sum())
         verb = "has" if num == 1 else "have"
