@@ -173,6 +173,7 @@ def _draw_row(axes: Axes, row: _Row, stacked: bool, log: bool) -> None:
         axes.axhline(
             limit.value / scale, color="black", linewidth=1.1, linestyle=dash, label=_lines(limit.label)
         )
+    axes.autoscale_view(scalex=False)  # `axhline` leaves a line that hugs the frame where it is
     axes.set_ylabel(name, fontsize=9)
     if log:
         axes.set_yscale("log")

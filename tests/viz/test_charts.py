@@ -187,3 +187,10 @@ def test_a_curve_of_zeros_lies_on_the_bottom_and_long_names_fit():
     png_bytes(figure)
     name = figure.axes[0].get_legend().get_texts()[0].get_window_extent(figure.canvas.get_renderer())
     assert name.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("peak", [5.0, 9.7, 12.0])
+def test_a_limit_never_lies_on_the_frame(peak):
+    figure = draw_timeline([Series("in use", [0, 1], [0, peak], "x")], limits=[Limit(10.0, "memory", "x")])
+    top = figure.axes[0].get_ylim()[1]
+    assert top > 1.02 * max(10.0, peak)
