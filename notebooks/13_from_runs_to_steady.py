@@ -213,22 +213,24 @@ pd.DataFrame(
 # %% [markdown]
 # ## 13.3 Separate pools and budgets
 #
-# Two places, two measures. **In a step**: long prompts get half of the token budget and four slots, and nobody of one class
-# waits behind the other. **In memory**: everything one engine allocates (weights that stay, shared prefixes, long sessions,
+# Two places, two measures. **In a step**, with documents twice as often: long prompts get half of the token budget and four
+# slots, and nobody of one class waits behind the other. **In memory**: everything one engine allocates (weights that stay, shared prefixes, long sessions,
 # private decode, workspace) in pools by class; what is lost are free bytes in granules of 64 MiB that only their own class can
 # use (the mean over four draws of who is a long session). Controls: no documents at all; and as many pools, with the classes
 # dealt out at random.
 
 # %%
 no_documents = chats_and_documents(lengths, lab.rng(2), num_chats=num_chats, together=0)
-calm = [judge(steps[name], no_documents) for name in ("2 blocks", "3 pools")]
+often = chats_and_documents(lengths, lab.rng(2), num_chats=num_chats, every_s=20.0)
+(before, after), calm = (
+    [judge(steps[name], requests) for name in ("2 blocks", "3 pools")] for requests in (often, no_documents)
+)
 engines = [
     engine_objects(in_waves(lengths[:800]), lab.rng(10 + number), bytes_per_token=BYTES_PER_TOKEN)
     for number in range(4)
 ]
 by_class = compare_pools(engines, CLASSES)
 by_chance = compare_pools([shuffled_names(objects, lab.rng(4)) for objects in engines], CLASSES)
-before, after = results["2 blocks"], results["3 pools"]
 draw_bars(
     {
         "chats": {"one pool": before.by_kind["chat"], "budgets by class": after.by_kind["chat"]},
