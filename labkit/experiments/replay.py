@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.experiments.replay_recorder import MemoryRecorder
 from labkit.experiments.system_memory import kv_memory
 from labkit.kv import KV_CACHES, make_kv_cache
 from labkit.models import GPUSpec, ModelSpec
 from labkit.observe.exposition import RunExporter
 from labkit.observe.live import PacedRecorder
-from labkit.observe.recorder import RunRecorder
 from labkit.observe.tee import Tee
 from labkit.planning.engines import rank_budget
 from labkit.planning.request import PlanRequest
-from labkit.serving.base import Recorder, Scheduler, StepOutcome, StepPlan
+from labkit.serving.base import Recorder, Scheduler
 from labkit.serving.cost_model import CostModelExecutor
 from labkit.serving.engine import simulate
 from labkit.serving.schedulers import make_scheduler, scheduler_names
@@ -230,42 +230,3 @@ def build(scheduler: str, kv: str, model: ModelSpec, options: ReplayOptions) -> 
         extra = {"max_model_len": options.max_model_len}
     cache = make_kv_cache(kv, bytes_per_token=per_token, capacity_bytes=options.kv_bytes, **extra)
     return make_scheduler("lab", cache, max_model_len=options.max_model_len, **shared)
-
-
-class MemoryRecorder(RunRecorder):
-    """Adds means over time of waste and fragmentation, and the peak, read at every `every`-th step."""
-
-    def __init__(self, bytes_per_token: int, every: int = 4):
-        super().__init__()
-        self.bytes_per_token, self.every = bytes_per_token, every
-        self.peak_bytes: int | None = None
-        self._since_s = 0.0
-        self._held_s = self._waste_s = self._free_s = self._scattered_s = 0.0
-
-    def on_step(
-        self, scheduler: Scheduler, plan: StepPlan, outcome: StepOutcome, start_s: float, end_s: float
-    ) -> None:
-        super().on_step(scheduler, plan, outcome, start_s, end_s)
-        if self.num_steps % self.every:
-            return
-        stats = kv_memory(scheduler, self.bytes_per_token)
-        if stats is None:
-            return
-        lasted, self._since_s = end_s - self._since_s, end_s
-        if self.peak_bytes is None or stats.reserved_bytes > self.peak_bytes:
-            self.peak_bytes = stats.reserved_bytes
-        if stats.reserved_bytes:
-            self._held_s += lasted
-            self._waste_s += lasted * (1 - stats.token_bytes / stats.reserved_bytes)
-        free = stats.free_bytes
-        if free:
-            self._free_s += lasted
-            self._scattered_s += lasted * (1 - min(1.0, stats.largest_free_bytes / free))
-
-    @property
-    def waste(self) -> float | None:
-        return self._waste_s / self._held_s if self._held_s else None
-
-    @property
-    def fragmentation(self) -> float | None:
-        return self._scattered_s / self._free_s if self._free_s else None
