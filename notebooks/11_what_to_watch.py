@@ -197,6 +197,7 @@ claim(
 chats = with_long_answers(
     session_load(SessionLoad(session_rate=1.5, think_s=15.0), lab.pick(ci=100, lab=400), lab.rng(3)),
     lab.rng(4),
+    share=0.04,
 )
 shared = {"bytes_per_token": bytes_per_token, "kv_options": {"prefix": "hash"}}
 sharing = watch(chats, device_with(model.weight_bytes(), 4 * GIB), **shared)
