@@ -105,9 +105,11 @@ def one_reading_four_causes(
 
 
 def reading_of(run: WatchedRun) -> Reading:
-    """The figures of the busiest tenth of a run: the recorded instants with the most live KV."""
+    """The figures of the busiest tenth of a run: the recorded instants with the most requests in the server, running or waiting.
+    (Those with the most live KV are no help: a full pool stays full while its queue empties.)"""
     frame = run.recorder.series_frame()
-    busy = frame.nlargest(max(1, len(frame) // 10), "kv_live_bytes")
+    inside = frame["num_running"] + frame["num_waiting"]
+    busy = frame.loc[inside.nlargest(max(1, len(frame) // 10)).index]
     capacity = run.kv.stats().capacity_bytes
     metrics = run.metrics()
     done = [r for r in run.recorder.requests.values() if r.finish_s is not None]
