@@ -80,34 +80,32 @@ class Restarted:
 def restart(rng: np.random.Generator, cause: str, num_requests: int = 1200) -> Restarted:
     """Half of the load runs, its last 200 requests are watched; then a fresh memory gets those 200 again.
 
-    `cause`: "left behind" (of the watched half, one request in thirty is never freed), or "too much load" (memory is 0.7 of
-    the mean demand).
+    `cause`: "left behind" (of those before the watched 200, one request in ten is never freed, sized so that all of these
+    would leave 0.3 of the mean demand), or "too much load" (memory is 0.7 of the mean demand).
     """
     holdings = holdings_of(
         requests_of(rng, num_requests), bytes_per_token=BYTES_PER_TOKEN, seconds_per_token=0.03
     )
     peak, mean = peak_demand(holdings), mean_demand(holdings)
     half = len(holdings) // 2
+    watched = half - 200
     if cause == "left behind":
         capacity = int(1.3 * peak)
         never = 10 * holdings[-1].arrival_s
-        size = int((capacity - 0.6 * mean) / (half // 30))
+        size = int((capacity - 0.3 * mean) / (watched // 10))
         load = [
-            Holding(h.arrival_s, never, size, "session") if i % 30 == 29 and i < half else h
+            Holding(h.arrival_s, never, size, "session") if i % 10 == 9 and i < watched else h
             for i, h in enumerate(holdings)
         ]
     else:
         capacity, load = int(0.7 * mean), holdings
     before = Churn(_contiguous(capacity), on_failure="drop")
-    before.feed(load[: half - 200])
+    before.feed(load[:watched])
     already = before.run.num_dropped
-    before.feed(load[half - 200 : half])
+    before.feed(load[watched:half])
     left = sum(span.size for span in before.memory.layout() if span.lifetime == "session")
-    again = [h for h in load[half - 200 : half] if h.lifetime != "session"]
-    fresh = Churn(_contiguous(capacity), on_failure="drop").feed(again)
-    return Restarted(
-        (before.run.num_dropped - already) / 200, fresh.num_dropped / len(again), left / capacity
-    )
+    fresh = Churn(_contiguous(capacity), on_failure="drop").feed(load[watched:half])
+    return Restarted((before.run.num_dropped - already) / 200, fresh.num_dropped / 200, left / capacity)
 
 
 def restart_heals(rng: np.random.Generator, cause: str) -> Proof:
