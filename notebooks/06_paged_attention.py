@@ -84,7 +84,7 @@ claim(
 # %% [markdown]
 # ## 6.1 Any free block serves any request
 #
-# The load of section 3 again: each request holds the KV of its whole length while it decodes. Memory is 90 % of the peak
+# The load of section 3 again: each request holds the KV of its whole length while it decodes. Memory is 70 % of the peak
 # demand, so some must be refused. How many of them *although enough bytes were free*, if each lies in one piece, and how many
 # in blocks?
 
@@ -97,7 +97,7 @@ guess = predict(
 guess
 
 # %%
-capacity = int(0.9 * peak_demand(holdings))
+capacity = int(0.7 * peak_demand(holdings))
 middle = [holdings[len(holdings) // 2].arrival_s]
 on_blocks = Churn(BlockMemory(capacity, block_bytes), on_failure="drop").feed(
     holdings, snapshot_times_s=middle
