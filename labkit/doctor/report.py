@@ -33,5 +33,12 @@ def _finding(number: int, finding: Finding) -> list[str]:
         )
     lines.append(f"   measure next: {finding.next_measurement}")
     lines.append(f"   try: {finding.fix}")
-    lines += [f"   effect: {e.figure} {e.before:.3g} -> {e.after:.3g} ({e.how})" for e in finding.effects]
+    for effect in finding.effects:
+        before, after = f"{effect.before:.3g}", f"{effect.after:.3g}"
+        change = (
+            f"{before} -> {after}"
+            if before != after
+            else f"stays at {before}, so the fix does not show in it"
+        )
+        lines.append(f"   effect: {effect.figure} {change} ({effect.how})")
     return lines

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from labkit.atomic_file import write_atomic
 from labkit.errors import InputError, LabError
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -32,9 +33,7 @@ def generate(solutions: Path, exercises: Path) -> dict[str, str]:
         if target.exists() and target.read_text(encoding="utf-8") == text:
             done[name] = "unchanged"
             continue
-        temporary = target.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        write_atomic(target, text)
         done[name] = "written"
     for stray in sorted(exercises.glob("*.ipynb")):
         if stray.name not in names:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from labkit.atomic_file import write_atomic
 from labkit.teach.exercises.base import exercise_ids, find_exercise
 
 
@@ -37,14 +39,8 @@ def note(exercise_id: str, **changes: Any) -> None:
     )
     for name, value in changes.items():
         entry[name] = entry.get(name, 0) + value if name.startswith("num_") else value
-    path = progress_file()
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(progress, indent=1), encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        write_atomic(progress_file(), json.dumps(progress, indent=1), parents=True)
 
 
 def now() -> str:
