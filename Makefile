@@ -43,6 +43,9 @@ test: lint  ## what CI runs first: lint, types, layers and the tests
 notebooks: install  ## run every notebook through papermill; writes build/notebooks/ and the claims table
 	$(PY) -m labkit.cli.main notebooks run --timeout $(CELL_TIMEOUT)
 
+seeds: install  ## run every notebook under three seeds: no verdict may depend on luck
+	$(PY) -m labkit.cli.main notebooks seeds --seeds 1,2,3 --kernels 2 --timeout $(CELL_TIMEOUT)
+
 book: install  ## run every notebook, two at once, and write the static site build/book/
 	$(PY) -m labkit.cli.main notebooks book --timeout $(CELL_TIMEOUT)
 
