@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lab test lint notebooks book browser exercises pairs fuzz doctor-eval gpu-check bench constraints clean
+.PHONY: help install lab test lint notebooks seeds book browser exercises pairs fuzz doctor-eval gpu-check bench constraints clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

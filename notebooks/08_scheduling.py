@@ -260,7 +260,8 @@ pd.DataFrame([[getattr(row, column) for column in columns] for row in responses]
 # instead of computing again, `pools` protects one class from the other and wastes what a class does not use, `throttle` stops
 # admitting while the pool is nearly full.
 #
-# **Which class of request amplifies trouble?** On a longer load (a class is few requests, and chance is large), leave each class out and see how much lost (recomputed) work goes with it.
+# **Which class of request amplifies trouble?** Leave each class out and see how much lost (recomputed) work goes with it; on
+# four times the load, since a class is few requests and chance is large.
 
 # %%
 longer, _ = load_or_synthetic("azure-conv", lab.pick(ci=2000, lab=4000), lab.rng(3))
