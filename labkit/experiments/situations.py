@@ -8,7 +8,7 @@ A case is an incident (`labkit.experiments.incidents`): a known fault in a serve
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,16 @@ class Case:
         return Signals(self.evidence).value(name)
 
     @property
+    def is_named(self) -> bool:
+        """The evidence gives this case its own cause first."""
+        return self.diagnosis.verdict == self.kind
+
+    @property
+    def is_named_by_smi(self) -> bool:
+        """The control: nvidia-smi alone does."""
+        return self.from_smi_alone.verdict == self.kind
+
+    @property
     def is_felt(self) -> bool:
         """P95 of TTFT is at least 30 % worse than on the same server without the fault, or 2 points of requests are refused:
         what a restart undoes for a while."""
@@ -136,9 +146,15 @@ def reproduce(
     return cases
 
 
-def situation(name: str, seed: int) -> list[Case]:
-    """The cases of one situation of `SITUATIONS`."""
-    return reproduce(SITUATIONS[name], 101 * seed + _OWN[name])
+def situation(name: str, seed: int, draw: int = 0) -> list[Case]:
+    """The cases of one situation of `SITUATIONS`. Another `draw` has other loads and other servers."""
+    return reproduce(SITUATIONS[name], 101 * seed + _OWN[name] + 1_000_003 * draw)
+
+
+def holds_for_most(draws: Sequence[Sequence[Case]], test: Callable[[Case], bool]) -> bool:
+    """For every cause, `test` holds in more than half of the draws. About one verdict in a hundred is wrong (a pool that is
+    full by chance looks like another cause), and a single set of cases would make a claim of that."""
+    return all(2 * sum(map(test, cases)) > len(cases) for cases in zip(*draws, strict=True))
 
 
 def told_apart(diagnoses: Sequence[Diagnosis], kinds: Sequence[str]) -> bool:
