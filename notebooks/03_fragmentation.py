@@ -220,7 +220,7 @@ pd.DataFrame(
 # %%
 claim(
     "3.3",
-    "On contiguous memory all four harms appear on real traffic; on blocks of 16 tokens they do not.",
+    "On contiguous memory all four harms appear on real traffic; on blocks of 16 tokens not all of them do.",
     held=contiguous_harms.all_present(),
     control=block_harms.all_present(),
     failed_admissions=contiguous_harms.failed_admissions,

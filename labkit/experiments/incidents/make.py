@@ -133,9 +133,16 @@ def make_incidents(
 
 
 def make_incident(
-    seed: int, number: int, row: dict[str, str], folder: Path, *, card_fill: float | None = None
+    seed: int,
+    number: int,
+    row: dict[str, str],
+    folder: Path,
+    *,
+    card_fill: float | None = None,
+    weight_bits: int | None = None,
 ) -> Incident:
-    """One incident: the load, the run without the fault, the fault raised until it is felt, the evidence."""
+    """One incident: the load, the run without the fault, the fault raised until it is felt, the evidence. `card_fill` and
+    `weight_bits` replace what would be drawn."""
     rng = np.random.default_rng([seed, number])
     wanted = [row["kind"]]
     if row["double"]:
@@ -162,6 +169,8 @@ def make_incident(
         setting["card_fill"] = 0.985
     if card_fill is not None:
         setting["card_fill"] = card_fill
+    if weight_bits is not None:
+        setting["weight_bits"] = weight_bits
     setting["restart"] = look == "restart"
 
     def served(strength: float, names: Sequence[str]) -> tuple[Plan, Watched]:
