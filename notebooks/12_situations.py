@@ -131,7 +131,8 @@ reasons(refusing)
 # %% [markdown]
 # The four look alike from outside and are four different sentences inside: *no span is long enough*; *a few long requests hold
 # the pool and go on decoding*; *nobody runs and memory stays in use for minutes*; *the allocator keeps what nobody uses, and
-# fails*. nvidia-smi knows none of them: it shows what is reserved.
+# fails*. nvidia-smi knows none of them: it shows what is reserved. No doctor is always right (about one verdict in a hundred is
+# wrong), so each claim here draws every cause three times, on other loads and servers, and wants most of the draws named.
 
 # %%
 draws = three_draws("12.1", refusing)

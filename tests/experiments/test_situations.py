@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 from labkit.experiments.situations import (
     four_causes_one_reading,
     hit_rate_and_pressure,
+    holds_for_most,
     one_reading_four_verdicts,
     situation,
     told_apart,
 )
+
+
+@dataclass(frozen=True)
+class Named:
+    passed: bool
+
+
+
+def test_most_draws_of_every_cause_must_pass():
+    def draws(*rows):
+        return [[Named(passed) for passed in row] for row in rows]
+
+    def test(case):
+        return case.passed
+
+    assert holds_for_most(draws((True, True), (True, False), (False, True)), test)
+    assert not holds_for_most(draws((True, True), (True, False), (True, False)), test)
+    assert not holds_for_most(draws((True,), (False,)), test)  # a tie is not most
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
