@@ -22,7 +22,6 @@ class Named:
     passed: bool
 
 
-
 def test_most_draws_of_every_cause_must_pass():
     def draws(*rows):
         return [[Named(passed) for passed in row] for row in rows]
