@@ -202,7 +202,8 @@ claim(
 
 # %%
 counted, asked = (
-    judge(Service("paged", bad.capacity_tokens, options), load) for options in (bad.options, by_blocks.options)
+    judge(Service("paged", bad.capacity_tokens, options), load)
+    for options in (bad.options, by_blocks.options)
 )
 pd.DataFrame(
     {
