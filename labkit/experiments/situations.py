@@ -133,17 +133,18 @@ def reproduce(
     trace: str = "azure-conv",
     card_fill: float | None = None,
     weight_bits: int | None = None,
+    prefix_cache: bool | None = None,
 ) -> list[Case]:
-    """One case a cause, each on a load of its own drawn from `seed`. `card_fill` (a share) and `weight_bits` are fixed where
-    they are given and drawn otherwise."""
+    """One case a cause, each on a load of its own drawn from `seed`. `card_fill` (a share), `weight_bits` and `prefix_cache` are
+    fixed where they are given and drawn otherwise."""
     cases = []
     for number, (cause, kind) in enumerate(causes.items()):
         row = {"kind": kind, "severity": severity, "trace": trace, "look_alike": "", "double": ""}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "evidence"
             incident = make_incident(
-                seed, 5000 + number, row, path, card_fill=card_fill, weight_bits=weight_bits
-            )
+                seed, 5000 + number, row, path, card_fill=card_fill, weight_bits=weight_bits, prefix_cache=prefix_cache
+            )  # fmt: skip
             evidence = load_evidence([path])
             alone = diagnose(load_evidence([path / "nvidia-smi.csv"]))
         cases.append(Case(cause, kind, incident, evidence, diagnose(evidence), alone))
@@ -151,10 +152,10 @@ def reproduce(
 
 
 def situation(name: str, seed: int, draw: int = 0) -> list[Case]:
-    """The cases of one situation of `SITUATIONS`; in 12.3 every server has 8-bit weights (or fewer). Another `draw` has other
-    loads and other servers."""
-    bits = 8 if name == "12.3" else None
-    return reproduce(SITUATIONS[name], 101 * seed + _OWN[name] + 1_000_003 * draw, weight_bits=bits)
+    """The cases of one situation of `SITUATIONS`; in 12.3 every server has 8-bit weights (or fewer) and no prefix cache. Another
+    `draw` has other loads and other servers."""
+    fixed: dict[str, Any] = {"weight_bits": 8, "prefix_cache": False} if name == "12.3" else {}
+    return reproduce(SITUATIONS[name], 101 * seed + _OWN[name] + 1_000_003 * draw, **fixed)
 
 
 def holds_for_most(draws: Sequence[Sequence[Case]], test: Callable[[Case], bool]) -> bool:

@@ -140,9 +140,10 @@ def make_incident(
     *,
     card_fill: float | None = None,
     weight_bits: int | None = None,
+    prefix_cache: bool | None = None,
 ) -> Incident:
-    """One incident: the load, the run without the fault, the fault raised until it is felt, the evidence. `card_fill` and
-    `weight_bits` replace what would be drawn."""
+    """One incident: the load, the run without the fault, the fault raised until it is felt, the evidence. `card_fill`,
+    `weight_bits` and `prefix_cache` (for causes that do not need one) replace what would be drawn."""
     rng = np.random.default_rng([seed, number])
     wanted = [row["kind"]]
     if row["double"]:
@@ -152,6 +153,8 @@ def make_incident(
         wanted
     ) or look == "full cache"
     prefix = bool(needs_cache) or bool(rng.random() < 0.3)
+    if prefix_cache is not None and not needs_cache:
+        prefix = prefix_cache
     if "contiguous_fragmentation" in wanted:
         prefix = False
     load = make_load(
