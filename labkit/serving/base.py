@@ -107,7 +107,11 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WaitingReason:
-    """Why a request waits. Blocks; `limit` names what binds (e.g. "blocks", "max_num_seqs", "token_budget", "head_of_line")."""
+    """Why a request waits. Blocks; `limit` names what binds (e.g. "blocks", "max_num_seqs", "token_budget", "head_of_line").
+
+    Where a prefix is cached, `num_needed_blocks` is without it, and the lab's scheduler counts the cached blocks that the request
+    itself would use out of `num_evictable_blocks` too: evicting them gives it nothing.
+    """
 
     request_id: str
     num_needed_blocks: int

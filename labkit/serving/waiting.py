@@ -75,7 +75,7 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
         request_id=request.request_id,
         num_needed_blocks=needed,
         num_free_blocks=space.kv.num_free_blocks,
-        num_evictable_blocks=space.kv.num_evictable_blocks,
+        num_evictable_blocks=space.kv.num_evictable_blocks - space.num_idle_hits(known),
         limit=limit,
         can_ever_fit=fits_ever,
         sentence=f"{request.request_id} waits: {why} ({numbers})",

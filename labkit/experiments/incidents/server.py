@@ -169,7 +169,8 @@ class Watch(Recorder):
         self.next_note_s = now_s + 1.0
         stats, reason = kv.stats(), self.scheduler.why_waiting(name)
         free, largest = stats.free_bytes // kv.bytes_per_token, stats.largest_free_bytes // kv.bytes_per_token
-        evictable = stats.cached_bytes // kv.bytes_per_token + self._shown_as_cache()
+        own = (kv.num_evictable_blocks - reason.num_evictable_blocks) * kv.block_size  # its own prefix
+        evictable = stats.cached_bytes // kv.bytes_per_token - own + self._shown_as_cache()
         needed, limit = reason.num_needed_blocks * kv.block_size, reason.limit
         if kv.block_size == 1 and limit in (
             "none",
