@@ -31,19 +31,54 @@ def generate(
 
 
 @app.command()
-def status(as_json: JsonOption = False) -> None:
-    """Which exercises are passed, tried and open, on this machine."""
-    from labkit.teach.exercises.progress import progress_file, status_rows
+def status(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Progress files or folders of them: a table of the room. Default: one's own."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Which exercises are passed, tried and open, on this machine or in a room."""
+    if files:
+        _room(files, as_json)
+        return
+    from labkit.errors import InputError
+    from labkit.teach.exercises.progress import load, progress_file, status_rows
 
+    problem = ""
+    try:
+        load(progress_file())
+    except FileNotFoundError:
+        pass  # nothing was checked yet
+    except OSError as error:
+        problem = f"{progress_file()}: cannot be read ({error.strerror or error})"
+    except InputError as error:
+        problem = str(error)
     rows = status_rows()
     if as_json:
-        print(json.dumps({"file": str(progress_file()), "exercises": rows}))
+        print(json.dumps({"file": str(progress_file()), "problem": problem, "exercises": rows}))
         return
     mark = {"passed": "✓", "tried": "…", "open": " "}
+    width = max(len(row["title"]) for row in rows)
     for row in rows:
-        counts = f"{row['num_checks']} checks, {row['num_hints']} hints" if row["num_checks"] else ""
-        print(f"{mark[row['state']]} {row['id']}  {row['title']:58} {row['state']:7} {counts}")
-    print(f"{sum(row['state'] == 'passed' for row in rows)} of {len(rows)} passed ({progress_file()})")
+        counts = f"{row['num_checks']} checks, {row['num_hints']} hints"
+        counts = counts if row["num_checks"] or row["num_hints"] else ""
+        print(f"{mark[row['state']]} {row['id']}  {row['title']:{width}}  {row['state']:7} {counts}".rstrip())
+    if problem:
+        print(f"nothing is known: {problem}")
+    else:
+        print(f"{sum(row['state'] == 'passed' for row in rows)} of {len(rows)} passed ({progress_file()})")
+
+
+def _room(files: list[Path], as_json: bool) -> None:
+    import shutil
+
+    from labkit.teach.exercises.room import room, room_text
+
+    rows = room(files)
+    print(
+        json.dumps({"learners": rows}) if as_json else room_text(rows, shutil.get_terminal_size((160, 24))[0])
+    )
 
 
 @app.command()
@@ -64,8 +99,7 @@ def check(
     found = find_exercise(exercise)
     path = file if file is not None else Path("exercises") / f"{found.notebook}.ipynb"
     report = report_on_file(path, found.id)
-    passed_at = {"passed_at": progress.now()} if report.passed else {}
-    progress.note(found.id, num_checks=1, last_message=report.message, **passed_at)
+    progress.note_check(found.id, report.passed, report.message)
     if figure is not None and report.pictures:
         from labkit.atomic_file import write_atomic
         from labkit.viz.figure import png_bytes

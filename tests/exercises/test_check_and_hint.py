@@ -135,6 +135,88 @@ def test_status_of_a_damaged_progress_file() -> None:
     assert {row["state"] for row in status_rows()} == {"open"}
 
 
+def test_a_damaged_file_is_kept_aside(capsys: pytest.CaptureFixture[str]) -> None:
+    progress_file().write_text("not json")
+    hint("07")
+    assert "it is kept as progress.json.damaged" in capsys.readouterr().err
+    assert progress_file().with_name("progress.json.damaged").read_text() == "not json"
+    assert read_progress()["07"]["num_hints"] == 1
+    progress_file().write_text('{"07": {"num_hints": "many"}}')
+    hint("07")
+    assert progress_file().with_name("progress.json.2.damaged").exists()
+    progress_file().write_text("")
+    capsys.readouterr()
+    hint("07")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_place_that_cannot_be_written_is_said_and_stops_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "file" / "me.json"))
+    check("07", Right)
+    said = capsys.readouterr()
+    assert said.err == f"progress is not saved: {tmp_path / 'file' / 'me.json'}: Not a directory\n"
+    assert "✓ exercise 07, passed" in said.out
+
+
+def test_a_pass_and_a_later_failure_are_kept_apart() -> None:
+    with pytest.raises(CheckFailed):
+        check("07", Leaky)
+    check("07", Right)
+    row = {row["id"]: row for row in status_rows()}["07"]
+    assert row["state"] == "passed"
+    assert row["last_check_passed"] is True
+    assert "all its 3 blocks" in row["last_failed_message"]
+    assert row["last_message"] != row["last_failed_message"]
+    with pytest.raises(CheckFailed):
+        check("07", Leaky)
+    later = {row["id"]: row for row in status_rows()}["07"]
+    assert (later["state"], later["last_check_passed"]) == ("passed", False)
+    assert later["passed_at"] == row["passed_at"]
+
+
+def test_a_table_of_the_room(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    stuck = {"num_checks": 5, "num_hints": 0, "passed_at": None, "last_message": "m"}
+    stuck |= {"last_failed_message": "block 3 is lost", "last_failed_at": "2026-01-02"}
+    asks = stuck | {"num_hints": 1, "last_failed_at": "2026-01-01", "last_failed_message": "older"}
+    (share / "anna.json").write_text(json.dumps({"07": stuck, "03": asks}))
+    (share / "ben.json").write_text(json.dumps({"07": stuck | {"passed_at": "2026-01-03"}}))
+    (share / "empty.json").write_text("")
+    (share / "half.json").write_text('{"07": {"num_che')
+    (share / "ben.json.damaged").write_text("x")
+    assert _exit_code(["exercises", "status", str(share), "--json"]) == 0
+    rows = {Path(row["file"]).name: row for row in json.loads(capsys.readouterr().out)["learners"]}
+    assert (rows["anna.json"]["stuck"], rows["anna.json"]["passed"]) == (["07"], [])
+    assert (rows["anna.json"]["num_checks"], rows["anna.json"]["num_hints"]) == (10, 1)
+    assert rows["anna.json"]["last_failed"] == {"id": "07", "message": "block 3 is lost"}
+    assert (rows["ben.json"]["stuck"], rows["ben.json"]["passed"]) == ([], ["07"])
+    assert rows["empty.json"]["problem"] == "is empty"
+    assert rows["half.json"]["passed"] is None
+    assert _exit_code(["exercises", "status", str(share / "ben.json"), str(share)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["learner", "ben", "anna"]
+    assert lines[3].startswith("2 learners; stuck: 4 or more checks")
+    assert any("half.json: is damaged" in line for line in lines[4:])
+    assert any("ben.json.damaged: was damaged and is kept aside" in line for line in lines[4:])
+    for given, says in ((share / "nobody.json", "no such file"), (tmp_path, "no progress in it")):
+        progress_file().unlink(missing_ok=True)
+        assert _exit_code(["exercises", "status", str(given)]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_the_columns_of_the_status_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code(["exercises", "status"]) == 0
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert len({line.rindex("open") for line in lines}) == 1
+    progress_file().write_text("not json")
+    assert _exit_code(["exercises", "status"]) == 0
+    assert "nothing is known" in capsys.readouterr().out
+
+
 def test_command_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

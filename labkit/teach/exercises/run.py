@@ -69,8 +69,7 @@ def check(exercise_id: str, *learner: Any) -> None:
     """Hold the learner's functions or classes against the lab's own, in a child with limits; show the report and note
     the progress. Raises `CheckFailed` when something is wrong, `LabError` for an unknown exercise."""
     report = report_on(exercise_id, *learner)
-    passed_at = {"passed_at": progress.now()} if report.passed else {}
-    progress.note(report.exercise.id, num_checks=1, last_message=report.message, **passed_at)
+    progress.note_check(report.exercise.id, report.passed, report.message)
     _show(report)
     if not report.passed:
         raise CheckFailed(report)
@@ -167,6 +166,8 @@ def _report(exercise: Exercise, outcome: Outcome) -> Report:
         message = f"your code raised {type(error).__name__}: {error}{where}."
         return Report(exercise, False, message, printed=outcome.printed)
     where = f" It was in {outcome.place}." if outcome.place else ""
+    if exercise.worker and "SIGSEGV" in outcome.sentence:
+        where = " A load or store went to an address outside every tensor: check the offsets and strides." + where
     return Report(exercise, False, f"{outcome.sentence}.{where}", printed=outcome.printed)
 
 
