@@ -148,7 +148,9 @@ stay
 
 # %%
 RATES = [0.1, 0.3, 0.6, 0.9, 1.2]
-shared_stays = {rate: residency(prefix_load(lab.rng(2), rate=rate), prefix="hash") for rate in RATES}
+shared_stays = {
+    rate: residency(prefix_load(lab.rng(2), rate=rate, num_requests=900), prefix="hash") for rate in RATES
+}
 own_stays = {rate: residency(prefix_load(lab.rng(2), rate=rate), prefix="off") for rate in (0.1, 1.2)}
 stay.compare(shared_stays[1.2].stay_s)
 life_s = own_stays[1.2].writer_s
