@@ -110,7 +110,7 @@ def explained(error: Exception) -> Exception:
     place, kind = place_of(error), type(error).__name__
     words = " ".join(str(error).split())
     words = re.sub(r"\[(\d{9,}\s?){4,}\]", "[a row of addresses]", words)
-    why = _cause(kind, words)
+    why = _cause(kind, words, place)
     if not place and not why:
         return error
     words = words if len(words) <= SHOWN else f"{words[:SHOWN]} ..."
@@ -121,7 +121,7 @@ def explained(error: Exception) -> Exception:
 POINTERS = "The arguments of the kernel are pointers, and a pointer plus a number is a pointer; tl.load reads what it points to."
 
 
-def _cause(kind: str, words: str) -> str:
+def _cause(kind: str, words: str, place: str) -> str:
     if (
         kind in ("IncompatibleTypeErrorImpl", "IncompatibleTypeError")
         or ("cannot cast [" in words and "addresses" in words)
@@ -132,6 +132,8 @@ def _cause(kind: str, words: str) -> str:
         return f"A pointer cannot be indexed like a list. {POINTERS}"
     if "power of 2" in words or "power of two" in words:
         return "tl.arange takes constants only, and their distance must be a power of two."
+    if "math." in place:
+        return "Python's math takes single numbers: use tl.exp and its like in a kernel."
     return ""
 
 

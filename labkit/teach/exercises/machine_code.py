@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,10 +40,20 @@ def compile_kernel(source: str, request: Request) -> dict[str, Any]:
         figures: dict[str, Any] = outcome.value
         return figures
     said = str(outcome.error or outcome.sentence)
-    last = [line for line in said.splitlines() if line.strip()][-1:] or ["no word from the compiler"]
     raise Mistake(
-        f"under the interpreter your kernel is right, but it does not compile to machine code: {last[0].strip()}"
+        f"under the interpreter your kernel is right, but it does not compile to machine code: {_refusal(said)}"
     )
+
+
+def _refusal(said: str) -> str:
+    """The compiler's last line, with the line of the kernel above its caret."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no word from the compiler"]
+    at = lines.index("^") - 1 if "^" in lines else -1
+    place = f" (at the line `{lines[at]}`)" if at > 0 else ""
+    why = ""
+    if found := re.search(r"(int|float|bool)\(\) argument must be", lines[-1]):
+        why = f" {found[1]}() is Python's and takes numbers; what tl.load gives is a tensor of the kernel: use it as it is."
+    return f"{lines[-1]}{place}.{why}".replace("..", ".")
 
 
 def compile_here(source: str, request: Request) -> dict[str, Any]:

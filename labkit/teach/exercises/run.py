@@ -167,7 +167,9 @@ def _report(exercise: Exercise, outcome: Outcome) -> Report:
         return Report(exercise, False, message, printed=outcome.printed)
     where = f" It was in {outcome.place}." if outcome.place else ""
     if exercise.worker and "SIGSEGV" in outcome.sentence:
-        where = " A load or store went to an address outside every tensor: check the offsets and strides." + where
+        where = (
+            " A load or store went to an address outside every tensor: check the offsets and strides." + where
+        )
     return Report(exercise, False, f"{outcome.sentence}.{where}", printed=outcome.printed)
 
 
