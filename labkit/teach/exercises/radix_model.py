@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.teach.exercises.base import Picture, that
+from labkit.teach.exercises.base import that
+from labkit.teach.exercises.radix_picture import view
 from labkit.teach.exercises.shorten import Op, judge
 from labkit.teach.exercises.strip import counted
 
@@ -73,7 +74,7 @@ class _Model:
         that(
             counts == right,
             f"after {did} (num_tokens, num_evictable) is {counts} and should be {right}.",
-            view(self.tree),
+            *view(self.tree),
         )
 
     def _pinned(self) -> set[tuple[int, ...]]:
@@ -87,15 +88,15 @@ class _Model:
             min(want, could) <= got <= could,
             f"{did} returned {got!r}; {counted(could, 'tokens')} could go, so it should return at least {min(want, could)} and at "
             f"most {could}.",
-            view(self.tree),
+            *view(self.tree),
         )
         left = set().union(*(_prefixes(t[: self.tree.match(list(t))]) for t in self.known))
-        that(pinned <= left, f"{did} removed tokens of a locked sequence.", view(self.tree))
+        that(pinned <= left, f"{did} removed tokens of a locked sequence.", *view(self.tree))
         that(
             len(self.held) - len(left) == got,
             f"{did} returned {got} and {len(self.held) - len(left)} tokens are gone: did an inner node go, and with it what hung "
             "below it?",
-            view(self.tree),
+            *view(self.tree),
         )
         self.held = left
 
@@ -110,13 +111,3 @@ def _prefixes(tokens: tuple[int, ...]) -> set[tuple[int, ...]]:
 
 def _length(tokens: tuple[int, ...], held: set[tuple[int, ...]]) -> int:
     return max((end for end in range(1, len(tokens) + 1) if tokens[:end] in held), default=0)
-
-
-def view(tree: Any) -> Picture:
-    """How much is held and how much of it may go."""
-    try:
-        total, evictable = int(tree.num_tokens), int(tree.num_evictable)
-    except Exception:
-        total = evictable = 0
-    bars = {"your tree": {"locked": float(total - evictable), "evictable": float(evictable)}}
-    return Picture("bars", "tokens in the tree at that moment", bars, {"ylabel": "tokens", "stacked": True})

@@ -123,6 +123,10 @@ def draw(picture: Picture) -> Any:
         from labkit.viz.charts import draw_bars
 
         return draw_bars(picture.content, title=picture.title, **{"ylabel": "", **picture.options})
+    if picture.kind == "tree":
+        from labkit.teach.exercises.radix_picture import draw_tree
+
+        return draw_tree(picture.content, title=picture.title)
     from labkit.teach.exercises.strip import draw_strip
 
     return draw_strip(picture.content, title=picture.title, **picture.options)
