@@ -15,13 +15,14 @@ def run(
     num_requests: Annotated[int | None, typer.Option("--num-requests", "-n", help="of each load")] = None,
     seed: Annotated[int, typer.Option(help="for the synthetic parts of the loads")] = 0,
     figure: Annotated[Path | None, typer.Option(help="write the picture to this .png")] = None,
+    loads: Annotated[bool, typer.Option("--loads", help="a table for each load too, not only means")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """Scores on three traces. Exit 1 when the entry breaks or cheats (which is named)."""
     from labkit.teach.leaderboard import run_board
 
     result = run_board(board, entry, num_requests=num_requests, seed=seed)
-    typer.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.text())
+    typer.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.text(loads))
     if figure is not None:
         from labkit.atomic_file import atomic_path
 

@@ -64,7 +64,8 @@ def load_class(entry: Entry) -> type:
     spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not isinstance(found, type):
-        raise LabError(f"{Path(path).name} has no class {name!r}")
+        own = [n for n, c in vars(module).items() if isinstance(c, type) and c.__module__ == module.__name__]
+        raise LabError(f"{Path(path).name} has no class {name!r}; it has: {', '.join(own) or 'none'}")
     return found
 
 
@@ -85,5 +86,9 @@ def _reason(outcome: Outcome) -> Disqualified:
         return Disqualified("fails", f"it is not Python: {error.msg}, line {error.lineno}")
     if error is not None:
         where = f" ({outcome.place})" if outcome.place else ""
+        if isinstance(error, NotImplementedError) and not str(error):
+            return Disqualified("fails", f"a method that is called is not written{where}")
+        if isinstance(error, TypeError) and "NoneType" in str(error):
+            where += "; did a method, key for instance, return None?"
         return Disqualified("fails", f"it raised {type(error).__name__}: {str(error)[:200]}{where}")
     return Disqualified("fails", outcome.sentence)

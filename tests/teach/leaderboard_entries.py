@@ -156,6 +156,43 @@ class Breaks(QueueOrder):
         return request.nothing
 
 
+class NoKey(QueueOrder):
+    pass
+
+
+class ForgetsSuper(QueueOrder):
+    def __init__(self):
+        self.weight = 2
+
+    def key(self, request, space):
+        return self.weight * request.arrival
+
+
+class ReturnsNothing(QueueOrder):
+    def key(self, request, space):
+        request.arrival + 1
+
+
+class ReturnsTuple(QueueOrder):
+    def key(self, request, space):
+        return (request.arrival,)
+
+
+class OtherArguments(QueueOrder):
+    def key(self, request):
+        return request.arrival
+
+
+class AsksForMore(ShortFirst):
+    def __init__(self, weight):
+        super().__init__()
+
+
+class NoneLater(QueueOrder):
+    def key(self, request, space):
+        return request.arrival if request.arrival < 10 else None
+
+
 # --- eviction ---------------------------------------------------------------------------------------------------------
 
 
@@ -179,3 +216,12 @@ class WrongBlock(EvictionQueue):
         if entry is not None:
             self.add(entry)
         return entry
+
+
+class EvictsNothing(EvictionQueue):
+    def key(self, entry):
+        entry.last_used + 1
+
+
+class NoEvictionKey(EvictionQueue):
+    pass

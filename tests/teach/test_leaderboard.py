@@ -11,9 +11,12 @@ from labkit.cli.main import build
 from labkit.errors import LabError
 from labkit.kv.eviction import EVICTION
 from labkit.memory import ALLOCATORS
+from labkit.serving.order import ORDERS
 from labkit.teach import leaderboard_eviction, leaderboard_scheduler
-from labkit.teach.leaderboard import KINDS, run_board
+from labkit.teach.leaderboard import KINDS, Board, Result, Row, run_board
 from labkit.teach.leaderboard_allocator import record
+from labkit.teach.leaderboard_check import check_entry
+from labkit.teach.leaderboard_columns import COLUMNS
 from labkit.teach.leaderboard_entry import Disqualified
 from labkit.teach.leaderboard_serving import Contest, another_future, play
 from labkit.teach.leaderboard_traces import serving_loads
@@ -148,6 +151,93 @@ def test_a_file_that_is_not_python(boards, tmp_path):
         boards["eviction"][1](entry("NoAllocator"))
     with pytest.raises(Disqualified, match="is none of QueueOrder"):
         boards["scheduler"][1](entry("NoAllocator"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("scheduler", "NoKey", r"NoKey: it has no key; write def key\(self, request, space\)$"),
+        (
+            "scheduler",
+            "ForgetsSuper",
+            r"does not call super\(\).__init__\(\), so it has no blocked, max_skips",
+        ),
+        ("scheduler", "ReturnsNothing", "key returned None; it has to return"),
+        ("scheduler", "ReturnsTuple", "key returned a tuple; an order's key is a number"),
+        (
+            "scheduler",
+            "OtherArguments",
+            r"key\(self, request\) cannot be called.*def key\(self, request, space\)",
+        ),
+        ("scheduler", "AsksForMore", r"it is made as Class\(\), which its __init__ refuses"),
+        ("scheduler", "Nobody", "has no class 'Nobody'; it has: HonestFit, "),
+        ("scheduler", "NewestFirst", r"not a subclass of labkit\.serving\.order\.QueueOrder"),
+        ("eviction", "EvictsNothing", "key returned None"),
+        ("eviction", "NoEvictionKey", r"it has no key; write def key\(self, entry\)"),
+        ("allocator", "NoAllocator", r"not a subclass of labkit\.memory\.base\.Allocator"),
+    ],
+)
+def test_what_cannot_be_an_entry_is_said_before_the_run(monkeypatch, kind, name, says):
+    monkeypatch.setattr("labkit.teach.leaderboard._judge", lambda kind: None)  # nothing is run
+    with pytest.raises(LabError, match=says):
+        run_board(kind, entry(name))
+
+
+def test_what_is_an_entry_passes_the_look():
+    for kind, names in (
+        ("allocator", ["HonestFit", "Overlaps", "Coin"]),
+        ("scheduler", ["ShortFirst", "TenPercent", "Whole", "Breaks"]),
+        ("eviction", ["NewestFirst", "WrongBlock"]),
+    ):
+        for name in names:
+            check_entry(kind, entry(name))
+    from labkit.serving.admission import ADMISSIONS
+    from labkit.serving.batching import BATCHINGS
+    from labkit.serving.pressure import PRESSURES
+
+    for registry in (EVICTION, ORDERS, ADMISSIONS, BATCHINGS, PRESSURES):
+        for name in registry:
+            check_entry("eviction" if registry is EVICTION else "scheduler", registry[name])
+
+
+def test_a_none_in_the_middle_is_explained():
+    load = serving_loads(40)[0]
+    build_it = partial(leaderboard_scheduler.entry_scheduler, entry("NoneLater"), load)
+    with pytest.raises(Disqualified, match=r"TypeError.*did a method, key for instance, return None\?"):
+        Contest(load, build_it).result()
+
+
+def test_equals_share_a_place_and_a_table_that_compares_nothing_says_so():
+    def row(name, score, second, problem=""):
+        return Row(
+            name, "built in", (Result("load", {"good_share": score, "lost_tokens": second}, 1, 1.0),), problem
+        )
+
+    board = Board("scheduler", ("good_share", "lost_tokens"), ["Load"])
+    board.rows = [
+        row("d", 0.8, 0),
+        row("a", 0.9, 5),
+        row("c", 0.9, 5),
+        row("b", 0.9, 1234.6),
+        row("x", 1, 0, "cheat"),
+    ]
+    assert {r.name: board.place(r) for r in board.rows} == {"a": 1, "c": 1, "b": 3, "d": 4, "x": None}
+    assert [r["place"] for r in board.as_dict()["rows"]] == [1, 1, 3, 4, None]
+    assert board.place_of("x") == 5
+    assert board.note() == ""
+    assert "share the first place" not in board.text()
+    assert "1,235 " in board.text()  # no decimals in tokens
+    board.rows = [row("a", 0.9, 5), row("b", 0.9, 5), row("c", 0.1, 5)]
+    assert "2 of 3 rows share the first place" in board.text()
+
+
+def test_columns_are_explained_and_loads_shown(boards):
+    for board, _ in boards.values():
+        text = board.text()
+        assert all(says in text for _, says in (COLUMNS[c] for c in board.columns))
+        names = [result.load for result in board.rows[0].results]
+        assert not any(f"{name}:\n" in text for name in names)
+        assert all(f"{name}:\n" in board.text(loads=True) for name in names)
 
 
 def test_recorded_ops_are_whole():
