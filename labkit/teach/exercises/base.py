@@ -19,9 +19,10 @@ class Picture:
     kind "strip"  `content` is a list of `strip.Piece`; options of `strip.draw_strip` (unit, marks, group)
     kind "bars"   `content` is {label: {series: value}}; options of `labkit.viz.charts.draw_bars` (ylabel, stacked)
     kind "tree"   `content` is a list of `radix_picture.Row`
+    kind "step"   `content` is {row: {request: tokens}}; options of `step_picture.draw_step` (budget)
     """
 
-    kind: Literal["strip", "bars", "tree"]
+    kind: Literal["strip", "bars", "tree", "step"]
     title: str
     content: Any
     options: dict[str, Any] = field(default_factory=dict)

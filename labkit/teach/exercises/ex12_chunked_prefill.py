@@ -27,6 +27,11 @@ def run(my_plan_step: PlanStep) -> str:
         ([], [("a", 100, 0)], 16, 4, {"a": 16}, "a prompt longer than the budget is cut to it: a chunk"),
         ([("a", 100, 16)], [], 16, 4, {"a": 16}, "a chunk goes on where the last one ended and takes what the budget allows"),
         ([("a", 20, 16)], [], 16, 4, {"a": 4}, "the last chunk is what is left of the prompt, not the whole budget"),
+        ([("a", 20, 16), ("b", 50, 8)], [], 16, 4, {"a": 4, "b": 12}, "two prompts in chunks: first come first served"),
+        (
+            [("a", 100, 16), ("b", 50, 8)], [], 16, 4, {"a": 16},
+            "the chunk of a uses the budget up: b computes nothing and is left out (no entry with 0 tokens)",
+        ),
         (
             [("a", 100, 16), ("b", 10, 10)], [], 16, 4, {"b": 1, "a": 15},
             "decodes take their tokens first, wherever they stand among the running, and prefill chunks share the rest",
@@ -58,39 +63,72 @@ def _compare(
     budget: int,
     seqs: int,
     expected: dict[str, int],
-    why: str,
+    why: str = "",
 ) -> None:
-    got = my_plan_step(list(running), list(waiting), budget, seqs)
+    """`why` is what the input is about; without it the first request that differs is explained."""
+    given = {"running": list(running), "waiting": list(waiting)}
+    got = my_plan_step(given["running"], given["waiting"], budget, seqs)
     that(
         isinstance(got, dict) and all(hasattr(n, "__index__") for n in got.values()),
         f"my_plan_step returned {short(got)}; return a dict {{request id: number of tokens}}.",
     )
+    for name, before in (("running", running), ("waiting", waiting)):
+        that(
+            given[name] == before,
+            f"your function changed the list `{name}`: it had {short(before)} and has {short(given[name])} after the call. The lists "
+            f"belong to the caller; work on a copy (list({name})).",
+            _picture(got, expected, budget),
+        )
     if got == expected:
         return
+    why = why or _first_difference(running, waiting, budget, seqs, got, expected)
     total = sum(got.values())
     if total > budget:
         why = f"{total} tokens are more than the budget of {budget}: every decode and every chunk takes from it ({why})"
     raise Mistake(
         f"your step is {got} and should be {expected}: {why}.\nThe call that shows it:\n    my_plan_step({running}, {waiting}, "
         f"budget={budget}, max_num_seqs={seqs})",
-        Picture(
-            "bars",
-            f"tokens of the step (budget {budget})",
-            {
-                "yours": {k: float(v) for k, v in list(got.items())[:8]},
-                "expected": {k: float(v) for k, v in list(expected.items())[:8]},
-            },
-            {"ylabel": "tokens", "stacked": True},
-        ),
+        _picture(got, expected, budget),
     )
 
 
-def _rule(running: list[Row], budget: int, expected: dict[str, int]) -> str:
-    """What the lab's scheduler did here, in words."""
-    decoding = sum(1 for _, prompt, computed in running if computed >= prompt)
-    left = budget - sum(expected.values())
-    rest = f"{counted(left, 'tokens')} of the budget stay unused" if left else "that uses the budget up"
-    return f"{decoding} decoding requests take 1 each, then prefilling ones in order, then waiting ones in order; {rest}"
+def _picture(got: dict[str, int], expected: dict[str, int], budget: int) -> Picture:
+    rows = {
+        name: {str(k): int(v) for k, v in list(step.items())[:8]}
+        for name, step in (("yours", got), ("expected", expected))
+    }
+    return Picture("step", "who gets how many tokens of the step", rows, {"budget": budget})
+
+
+def _first_difference(
+    running: list[Row],
+    waiting: list[Row],
+    budget: int,
+    seqs: int,
+    got: dict[str, int],
+    expected: dict[str, int],
+) -> str:
+    """The first request, in the order in which the budget is given out, that gets something else than it should."""
+    decoding = [row for row in running if row[2] >= row[1]]
+    prefilling = [row for row in running if row[2] < row[1]]
+    left = budget
+    for what, rows in (("decodes", decoding), ("is prefilling", prefilling), ("waits", waiting)):
+        for name, prompt, computed in rows:
+            right, mine = expected.get(name, 0), got.get(name, 0)
+            if mine != right or (name in got) != (name in expected):
+                rest = (
+                    f"{counted(prompt - computed, 'tokens')} of its prompt are left, and {left} of the budget"
+                )
+                if what == "decodes":
+                    rest = "its prompt is computed, so it takes 1"
+                elif what == "waits" and not right and left:
+                    rest = f"{seqs} requests run with those that join before it, and max_num_seqs is {seqs}"
+                elif not right:
+                    rest = "the budget is used up before its turn, so it has no entry"
+                takes = "no entry" if name not in got else counted(mine, "tokens")
+                return f"{name} {what} and gets {takes} from you instead of {right or 'no entry'}: {rest}"
+            left -= right
+    return f"{', '.join(str(name) for name in got if name not in expected)} is none of the requests"
 
 
 def _against_lab(my_plan_step: PlanStep, seed: int) -> int:
@@ -102,12 +140,12 @@ def _against_lab(my_plan_step: PlanStep, seed: int) -> int:
         kv, batching=Chunked(max_num_batched_tokens=budget), max_num_seqs=seqs, record_chunks=True
     )
     arrivals = [
-        RequestSpec(f"r{i}", 0.0, int(rng.integers(1, 200)), int(rng.integers(1, 20)), max_output_tokens=20)
-        for i in range(12)
+        RequestSpec(f"r{i}", 0.0, prompt, int(rng.integers(1, 20)), max_output_tokens=20)
+        for i, prompt in enumerate(int(rng.integers(1, 8 if rng.random() < 0.5 else 200)) for _ in range(16))
     ]
     num = 0
     while scheduler.has_work() or arrivals:
-        while arrivals and (rng.random() < 0.5 or not scheduler.has_work()):
+        while arrivals and (rng.random() < 0.7 or not scheduler.has_work()):
             scheduler.add(arrivals.pop(0))
         running = [_row(request) for request in scheduler.running.values()]
         waiting = [_row(request) for request in scheduler.waiting]
@@ -120,7 +158,6 @@ def _against_lab(my_plan_step: PlanStep, seed: int) -> int:
             budget,
             seqs,
             expected,
-            _rule(running, budget, expected),
         )
         scheduler.update(plan, StepResult(0.0))
         num += 1

@@ -127,6 +127,10 @@ def draw(picture: Picture) -> Any:
         from labkit.teach.exercises.radix_picture import draw_tree
 
         return draw_tree(picture.content, title=picture.title)
+    if picture.kind == "step":
+        from labkit.teach.exercises.step_picture import draw_step
+
+        return draw_step(picture.content, title=picture.title, **picture.options)
     from labkit.teach.exercises.strip import draw_strip
 
     return draw_strip(picture.content, title=picture.title, **picture.options)
