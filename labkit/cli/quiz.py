@@ -18,7 +18,12 @@ def run(
     ] = False,
     per_step: Annotated[int, typer.Option(help="mock interview: questions a step")] = 1,
     prove: Annotated[bool, typer.Option("--prove", help="run the experiments instead of asking")] = False,
-    seed: Annotated[int, typer.Option(help="for drawing and for the experiments")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="repeats what was drawn; default: another one each time, printed (proofs: 0)", min=0
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="questions and rubric as JSON; asks nothing")
     ] = False,
@@ -29,6 +34,9 @@ def run(
     from labkit.teach.quiz_interview import draw_interview
 
     language(lang)
+    asks = not prove and not as_json
+    if seed is None:
+        seed = _any_seed() if asks else 0
     questions = load_questions()
     if question is not None:
         if question not in questions:
@@ -37,15 +45,23 @@ def run(
     elif interview:
         chosen = draw_interview(seed, per_step).path
     else:
-        chosen = choose(questions, topic=topic, number=number, seed=seed)
+        chosen = choose(questions, topic=topic, number=number, seed=seed, shuffle=asks)
     if prove:
         _prove(chosen, seed, as_json)
     elif as_json:
         typer.echo(json.dumps([_as_dict(q) for q in chosen], indent=1, ensure_ascii=False))
-    elif interview:
-        _interview(chosen, lang, seed)
     else:
-        _ask(chosen, lang, seed)
+        from labkit.teach.quiz_words import WORDS
+
+        typer.echo(WORDS[lang]["seed"].format(seed=seed))
+        (_interview if interview else _ask)(chosen, lang, seed)
+
+
+def _any_seed() -> int:
+    """Short enough to be read out."""
+    import secrets
+
+    return secrets.randbelow(10_000)
 
 
 def _as_dict(question: Any) -> dict[str, Any]:
@@ -74,7 +90,7 @@ def _prove(chosen: list[Any], seed: int, as_json: bool) -> None:
         if not as_json:
             mark = "holds" if proven.holds else "DOES NOT HOLD"
             typer.echo(f"{question.id:24} {mark}   {_short(proven.shows.figures)}")
-            typer.echo(f"{'':24} control {_short(proven.control.figures)}")
+            typer.echo(f"{'':24} control: {_short(proven.control.figures)}")
     if as_json:
         typer.echo(
             json.dumps(
@@ -96,75 +112,91 @@ def _ask(chosen: list[Any], lang: str, seed: int) -> None:
     """Multiple choice; right answers are counted."""
     import numpy as np
 
-    rng, num_right = np.random.default_rng(seed), 0
+    from labkit.teach.quiz_words import WORDS, topic_name
+
+    say, rng = WORDS[lang], np.random.default_rng(seed)
+    num_right = num_asked = 0
     for number, question in enumerate(chosen, 1):
         options = [(question.answer[lang], None), *((w.answer[lang], w.why[lang]) for w in question.wrong)]
         options = [options[i] for i in rng.permutation(len(options)).tolist()]
         typer.echo(
-            f"\n{number} of {len(chosen)}  [{question.topic}, {question.id}]\n{question.question[lang]}"
+            "\n"
+            + say["number"].format(number=number, total=len(chosen))
+            + f"  [{topic_name(question.topic, lang)}, {question.id}]\n{question.question[lang]}"
         )
         for letter, (text, _) in zip("abcdef", options):
             typer.echo(f"  {letter}) {text}")
-        said = _letter(len(options))
+        said = _letter(len(options), lang)
         if said is None:
             break
         why = options[said][1]
+        num_asked += 1
         num_right += why is None
-        typer.echo("Right." if why is None else f"No. {why}")
+        typer.echo(say["right"] if why is None else say["wrong"].format(why=why))
         _answer(question, lang)
-        _offer_proof(question, seed)
-    typer.echo(f"\n{num_right} right.")
+        _offer_proof(question, lang, seed)
+    typer.echo("\n" + say["total"].format(right=num_right, asked=num_asked))
 
 
-def _letter(num_options: int) -> int | None:
+def _letter(num_options: int, lang: str) -> int | None:
+    """A place among the options; None to stop."""
+    from labkit.teach.quiz_words import WORDS
+
     letters = "abcdef"[:num_options]
+    accepted = WORDS[lang]["accepted"].format(letters=", ".join(letters))
+    said = _one_of([*letters, "q"], WORDS[lang]["ask"], accepted)
+    return None if said == "q" else letters.index(said)
+
+
+def _one_of(answers: list[str], ask: str, accepted: str) -> str:
+    """Ask until one of `answers` comes; anything else, nothing too, is told what is accepted."""
     while True:
-        said = typer.prompt("your answer (a letter, q to stop)").strip().lower()
-        if said == "q":
-            return None
-        if said and said in letters:
-            return letters.index(said)
-        typer.echo(f"one of: {', '.join(letters)}, q")
+        said: str = typer.prompt(ask, default="", show_default=False).strip().lower()
+        if said in answers:
+            return said
+        typer.echo(accepted)
 
 
 def _answer(question: Any, lang: str) -> None:
     from labkit.teach.quiz_interview import rubric
+    from labkit.teach.quiz_words import WORDS
 
-    typer.echo(f"Answer: {question.answer[lang]}")
+    typer.echo(WORDS[lang]["answer"].format(answer=question.answer[lang]))
     for line in rubric(question, lang):
         typer.echo(f"  {line}")
 
 
-def _offer_proof(question: Any, seed: int) -> None:
+def _offer_proof(question: Any, lang: str, seed: int) -> None:
     from labkit.teach.quiz import prove
+    from labkit.teach.quiz_words import WORDS, proof_sentences
 
-    proof = question.proof
-    typer.echo(f"Proof: {proof.line(proof.shows)}")
-    if typer.confirm("run it?", default=False):
+    say, proof = WORDS[lang], question.proof
+    typer.echo(say["proof"].format(line=proof.line(proof.shows)))
+    if _one_of(["y", "n", ""], say["run it"], say["yes or no"]) == "y":
         proven = prove(question, seed)
-        typer.echo(f"  shows {proven.shows.holds}: {_short(proven.shows.figures)}")
-        typer.echo(f"  control {proven.control.holds}: {_short(proven.control.figures)}")
+        given = _short(proof.shows), _short(proof.control)
+        for sentence, found in zip(proof_sentences(proven, lang, given), (proven.shows, proven.control)):
+            typer.echo(f"  {sentence}\n    {_short(found.figures)}")
 
 
 def _interview(chosen: list[Any], lang: str, seed: int) -> None:
     from labkit.teach.quiz import STEPS
     from labkit.teach.quiz_interview import POINTS, Interview
+    from labkit.teach.quiz_words import LEVEL_NAMES, WORDS
 
-    interview = Interview(chosen)
+    say, interview = WORDS[lang], Interview(chosen)
+    names = [f"{level} {LEVEL_NAMES[lang][level]}".strip() for level in POINTS]
     for question in chosen:
-        typer.echo(
-            f"\nStep {question.step}: {STEPS[question.step][0 if lang == 'en' else 1]}\n{question.question[lang]}"
-        )
-        typer.prompt("answer aloud, then press Enter", default="", show_default=False)
+        step = STEPS[question.step][0 if lang == "en" else 1]
+        typer.echo("\n" + say["step"].format(step=question.step, name=step) + f"\n{question.question[lang]}")
+        typer.prompt(say["aloud"], default="", show_default=False)
         _answer(question, lang)
         for wrong in question.wrong:
-            typer.echo(f"  wrong: {wrong.answer[lang]} -> {wrong.why[lang]}")
-        while True:
-            level = typer.prompt(f"what was yours? ({', '.join(POINTS)}, q to stop)").strip().lower()
-            if level in POINTS or level == "q":
-                break
+            typer.echo("  " + say["common"].format(answer=wrong.answer[lang], why=wrong.why[lang]))
+        shown = ", ".join(names)
+        level = _one_of([*POINTS, "q"], say["level"].format(levels=shown), say["levels"].format(levels=shown))
         if level == "q":
             break
         interview.score(question.id, level)
-        _offer_proof(question, seed)
+        _offer_proof(question, lang, seed)
     typer.echo("\n" + interview.report(lang))

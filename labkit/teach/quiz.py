@@ -155,18 +155,24 @@ def load_questions(path: str | Path | None = None) -> dict[str, Question]:
 
 
 def choose(
-    questions: Mapping[str, Question], *, topic: str | None = None, number: int | None = None, seed: int = 0
+    questions: Mapping[str, Question],
+    *,
+    topic: str | None = None,
+    number: int | None = None,
+    seed: int = 0,
+    shuffle: bool = False,
 ) -> list[Question]:
-    """Questions of a topic (default: all) in the order of the file, or `number` of them drawn at random."""
+    """Questions of a topic (default: all), or `number` of them drawn at random; in the order of the file, or shuffled."""
     if topic is not None and topic not in TOPICS:
         raise LabError(f"unknown topic {topic!r}; choose one of: {', '.join(TOPICS)}")
     if number is not None and number < 1:
         raise LabError(f"the number of questions is {number}; ask for at least 1")
     chosen = [q for q in questions.values() if topic is None or q.topic == topic]
-    if number is None or number >= len(chosen):
-        return chosen
-    picked = np.random.default_rng(seed).choice(len(chosen), number, replace=False)
-    return [chosen[i] for i in sorted(picked.tolist())]
+    rng = np.random.default_rng(seed)
+    if number is not None and number < len(chosen):
+        picked = rng.choice(len(chosen), number, replace=False)
+        chosen = [chosen[i] for i in sorted(picked.tolist())]
+    return [chosen[i] for i in rng.permutation(len(chosen)).tolist()] if shuffle else chosen
 
 
 def language(name: str) -> str:

@@ -42,28 +42,43 @@ class Interview:
         return POINTS["deep"] * len(self.path)
 
     def weakest_step(self) -> int | None:
-        """The step with the lowest mean, the earlier one of equals; None before anything was marked."""
-        means = {
-            step: np.mean(
-                [POINTS[self.marks[q.id]] for q in self.path if q.step == step and q.id in self.marks]
-            )
-            for step in STEPS
-            if any(q.step == step and q.id in self.marks for q in self.path)
-        }
-        return min(means, key=lambda step: (means[step], step)) if means else None
+        """The step with the lowest mean, the earlier one of equals; None before anything was marked, and when all marked
+        steps are equal."""
+        means = self._means()
+        if len(set(means.values())) < 2:
+            return None
+        return min(means, key=lambda step: (means[step], step))
+
+    def _means(self) -> dict[int, float]:
+        """Mean points of each step of which something was marked."""
+        points: dict[int, list[int]] = {}
+        for question in self.path:
+            if question.id in self.marks:
+                points.setdefault(question.step, []).append(POINTS[self.marks[question.id]])
+        return {step: sum(got) / len(got) for step, got in points.items()}
 
     def report(self, language: str = "en") -> str:
         """Points, and where to read on."""
+        english = language == "en"
+        if not self.marks:
+            return "nothing marked yet" if english else "尚未评分"
+        said = (
+            f"{self.points} of {self.max_points} points."
+            if english
+            else f"{self.points} / {self.max_points} 分。"
+        )
         step = self.weakest_step()
         if step is None:
-            return "nothing marked yet" if language == "en" else "尚未评分"
-        name = STEPS[step][0 if language == "en" else 1]
+            num_steps = len(self._means())
+            if num_steps == 1:
+                same = " Only one step was marked." if english else "只评了一步。"
+            else:
+                same = " All marked steps are equal." if english else "各步得分相同。"
+            return said + same
         notebooks = ", ".join(NOTEBOOKS[step])
-        if language == "zh":
-            return (
-                f"{self.points} / {self.max_points} 分。最弱的一步：{name}。建议阅读 notebook {notebooks}。"
-            )
-        return f"{self.points} of {self.max_points} points. Weakest step: {name}. Read notebook {notebooks}."
+        if english:
+            return f"{said} Weakest step: {STEPS[step][0]}. Read notebook {notebooks}."
+        return f"{said}最弱的一步：{STEPS[step][1]}。建议阅读 notebook {notebooks}。"
 
 
 #: where each step of the argument is shown

@@ -160,19 +160,79 @@ def test_a_notebook_gets_multiple_choice(capsys):
 
 
 def test_the_terminal_asks_and_counts():
-    right = cli("--question", "frag-kind", given="q\n")
-    assert right.exit_code == 0
-    assert "0 right." in right.output
-    letters = [cli("--question", "frag-kind", given=f"{letter}\nn\n").output for letter in "abc"]
-    assert sum("Right." in text for text in letters) == 1
+    stopped = cli("--question", "frag-kind", given="q\n")
+    assert stopped.exit_code == 0
+    assert "0 of 0 right" in stopped.output
+    letters = [
+        cli("--question", "frag-kind", "--seed", "3", given=f"{letter}\nn\n").output for letter in "abc"
+    ]
+    assert sum("Right." in text and "1 of 1 right" in text for text in letters) == 1
     assert all("Proof: from labkit.experiments" in text for text in letters)
+
+
+def test_an_empty_answer_is_told_what_is_accepted():
+    said = cli("--question", "frag-kind", given="\nx\na\nperhaps\n\n").output
+    assert said.count("type one of: a, b, c, or q to stop") == 2
+    assert "type y to run it" in said
+    assert "of 1 right" in said
+    heard = cli("--interview", "--seed", "2", given="\n\nq\n").output
+    assert "type one of: none, shallow, good, deep, or q to stop" in heard
+
+
+def test_a_proof_is_told_in_sentences():
+    said = cli("--question", "sched-head", given="a\ny\n").output
+    assert "The experiment with " in said
+    assert "the answer shows, as it should." in said
+    assert "the answer does not show, as it should not." in said
+    assert "True" not in said.split("run it?")[1].split("\n")[1]
+
+
+def test_the_order_differs_and_a_seed_repeats_it():
+    def first(*arguments):
+        lines = cli(*arguments, given="q\n").output.splitlines()
+        return lines[0], lines[2:6]
+
+    assert first("--seed", "7") == first("--seed", "7")
+    assert first("--seed", "7") != first("--seed", "8")
+    drawn = {first()[0] for _ in range(4)}
+    assert len(drawn) > 1  # of 10,000 seeds
+    seed = next(iter(drawn)).split()[1]
+    assert first("--seed", seed)[0] == f"seed {seed} (--seed {seed} asks the same again)"
+    assert cli("--interview", given="\nq\n").output.startswith("seed ")
+    orders = {tuple(q.id for q in choose(QUESTIONS, seed=seed, shuffle=True)) for seed in range(5)}
+    assert len(orders) == 5
+    assert all(sorted(order) == sorted(QUESTIONS) for order in orders)
+
+
+def test_chinese_throughout():
+    said = cli("--lang", "zh", "--question", "frag-kind", given="\na\ny\n").output
+    heard = cli("--lang", "zh", "--interview", "--seed", "2", given="\ngood\nn\n" * 6).output
+    for words in ("your answer", "Right.", "Answer:", "Proof:", "run it", " right", "type ", "Step "):
+        assert words not in said + heard
+    for words in ("你的答案", "请输入 a, b, c 之一", "实验（", "对照（", "1 题答对"):
+        assert words in said
+    for words in ("你答到哪一级", "12 / 18 分。各步得分相同。"):
+        assert words in heard
 
 
 def test_the_terminal_interviews():
     heard = cli("--interview", "--seed", "2", given="\ngood\nn\n" * 6)
     assert heard.exit_code == 0
-    assert "12 of 18 points" in heard.output
+    assert "12 of 18 points. All marked steps are equal." in heard.output
+    assert "Weakest" not in heard.output
     assert heard.output.index("Step 1") < heard.output.index("Step 6")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_length_does_not_give_the_answer_away(lang):
+    """Chance is one third of three options, for the longest and for each other rank; and none is far shorter."""
+    ranks = [sum(len(w.answer[lang]) >= len(q.answer[lang]) for w in q.wrong) for q in QUESTIONS.values()]
+    assert {len(q.wrong) for q in QUESTIONS.values()} == {2}
+    for rank in range(3):
+        assert ranks.count(rank) <= 0.4 * len(ranks), (lang, rank, ranks.count(rank))
+    for question in QUESTIONS.values():
+        shortest = min(len(wrong.answer[lang]) for wrong in question.wrong)
+        assert shortest >= 0.5 * len(question.answer[lang]), question.id
 
 
 def test_json_and_errors():
