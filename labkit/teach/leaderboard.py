@@ -124,7 +124,10 @@ class Board:
         parts = [self._table(None)]
         if loads:
             results = max((row.results for row in self.rows), key=len)
-            parts += [f"{result.load}:\n{self._table(i)}" for i, result in enumerate(results)]
+            parts += [
+                f"{result.load} (places are those of the means):\n{self._table(i)}"
+                for i, result in enumerate(results)
+            ]
         parts += ["\n".join(legend(self.columns)), "\n".join(self.origins)]
         if note := self.note():
             parts.insert(1, note)

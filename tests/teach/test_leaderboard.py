@@ -1,6 +1,9 @@
 """Everything that is built in is scored, honest entries are ranked, cheats are named, and what breaks ends in a sentence."""
 
+import dataclasses
+import inspect
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from labkit.errors import LabError
 from labkit.kv.eviction import EVICTION
 from labkit.memory import ALLOCATORS
 from labkit.serving.order import ORDERS
+from labkit.serving.request import Request
 from labkit.teach import leaderboard_eviction, leaderboard_scheduler
 from labkit.teach.leaderboard import KINDS, Board, Result, Row, run_board
 from labkit.teach.leaderboard_allocator import record
@@ -20,6 +24,7 @@ from labkit.teach.leaderboard_columns import COLUMNS
 from labkit.teach.leaderboard_entry import Disqualified
 from labkit.teach.leaderboard_serving import Contest, another_future, play
 from labkit.teach.leaderboard_traces import serving_loads
+from labkit.workload.base import RequestSpec
 
 ENTRIES = Path(__file__).with_name("leaderboard_entries.py")
 NUM = {"allocator": 80, "scheduler": 60, "eviction": 60}
@@ -200,6 +205,21 @@ def test_what_is_an_entry_passes_the_look():
             check_entry("eviction" if registry is EVICTION else "scheduler", registry[name])
 
 
+def test_the_example_of_the_text_is_an_entry(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    block = text.split("## An example")[1].split("`labkit leaderboard")[0]
+    mine = tmp_path / "mine.py"
+    mine.write_text("\n".join(line[4:] for line in block.splitlines()))
+    check_entry("scheduler", f"{mine}:ShortThenOld")
+    fields = {name for name, _ in inspect.getmembers(Request)} | {
+        f.name for f in dataclasses.fields(RequestSpec)
+    }
+    rows = text.split("| field | what |")[1].split("\n\n")[0].splitlines()[2:]
+    named = [name for row in rows for name in re.findall(r"`(?:spec\.)?(\w+)`", row.split("|")[1])]
+    assert len(named) >= 10
+    assert set(named) <= fields
+
+
 def test_a_none_in_the_middle_is_explained():
     load = serving_loads(40)[0]
     build_it = partial(leaderboard_scheduler.entry_scheduler, entry("NoneLater"), load)
@@ -236,8 +256,8 @@ def test_columns_are_explained_and_loads_shown(boards):
         text = board.text()
         assert all(says in text for _, says in (COLUMNS[c] for c in board.columns))
         names = [result.load for result in board.rows[0].results]
-        assert not any(f"{name}:\n" in text for name in names)
-        assert all(f"{name}:\n" in board.text(loads=True) for name in names)
+        assert not any(f"{name} (places" in text for name in names)
+        assert all(f"{name} (places" in board.text(loads=True) for name in names)
 
 
 def test_recorded_ops_are_whole():
