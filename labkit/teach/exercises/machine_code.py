@@ -53,7 +53,7 @@ def _refusal(said: str) -> str:
     why = ""
     if found := re.search(r"(int|float|bool)\(\) argument must be", lines[-1]):
         why = f" {found[1]}() is Python's and takes numbers; what tl.load gives is a tensor of the kernel: use it as it is."
-    return f"{lines[-1]}{place}.{why}".replace("..", ".")
+    return f"{lines[-1].rstrip('.')}{place}.{why}"
 
 
 def compile_here(source: str, request: Request) -> dict[str, Any]:

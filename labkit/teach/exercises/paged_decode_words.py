@@ -56,15 +56,20 @@ TOP_AT_ZERO = "the running maximum must start at -inf: where it starts at 0, eve
 
 
 def _nan(title: str, length: int, undefined: set[str]) -> str:
+    if "subtract" in undefined and length == 0:
+        return (
+            f"{ZERO_LENGTH}; a block that is masked throughout gives exp(-inf - -inf) = nan: go through the ceil(length / BLOCK_SIZE) "
+            "blocks in use only, not through max_blocks"
+        )
     if "subtract" in undefined:
         return (
-            f"{ZERO_LENGTH + '; ' if length == 0 else ''}a block that is masked throughout, before any that is not, gives exp(-inf - "
-            "-inf) = nan: go through the ceil(length / BLOCK_SIZE) blocks in use only, not through max_blocks"
+            "exp(-inf - -inf) is nan: after the first block, which has slots that are not masked, the running maximum must no longer "
+            "be -inf"
         )
     if title == "scores all around -300":
         return TOP_AT_ZERO
-    if length == 0 and "divide" in undefined:
-        return f"{ZERO_LENGTH} (0 / 0 is nan: guard the division)"
+    if length == 0 and undefined & {"divide", "multiply"}:
+        return f"{ZERO_LENGTH} (0 / 0, or 0 times 1 / 0, is nan: guard the division)"
     return ""
 
 
