@@ -244,8 +244,8 @@ def _register_engine() -> None:
                 "startup_timeout": start_timeout,
                 "kernel_name": kernel_name,
                 "log_output": log_output,
-                # one line a kernel on stderr otherwise: that loopback is not encrypted
-                "extra_arguments": ["--IPKernelApp.log_level=40"],
+                # else lines on stderr: that loopback is not encrypted, and that an idle kernel was interrupted before it is shut down
+                "extra_arguments": ["--IPKernelApp.log_level=50"],
                 "stdout_file": None,
                 "stderr_file": None,
             }
