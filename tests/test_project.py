@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,16 @@ def test_env_says_what_runs_here_as_json():
     facts = json.loads(labkit("env", "--json").stdout)
     assert facts["versions"]["torch"].startswith("2.")
     assert "kernel times" in facts["on this machine"]
+
+
+def test_every_pin_installs_on_the_oldest_python_that_is_promised():
+    """A pin made on 3.11.7 may ask for 3.11.5, and then `make install` fails on a distribution's own 3.11.2."""
+    pinned = pins()
+    asks = {
+        name: dist.metadata.get("Requires-Python") or ""
+        for dist in distributions()
+        if (name := canonicalize_name(dist.metadata["Name"])) in pinned
+    }
+    assert len(asks) > 100
+    oldest = f"{PROJECT['requires-python'].removeprefix('>=')}.0"
+    assert {name: ask for name, ask in asks.items() if oldest not in SpecifierSet(ask)} == {}
