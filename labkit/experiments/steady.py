@@ -256,10 +256,23 @@ FILLS = (0.7, 0.85, 1.0, 1.3)
 
 @dataclass(frozen=True)
 class Tuning:
-    """One setting of a sweep."""
+    """One setting of a sweep, and what came of it under each load. Attainment and usage are means over the loads, as shares:
+    where the long requests of one load fall decides more than the setting does."""
 
     fill: float
-    judged: Judged
+    judged: Sequence[Judged]
+
+    @property
+    def attainment(self) -> float:
+        return sum(judged.attainment for judged in self.judged) / len(self.judged)
+
+    @property
+    def mean_usage(self) -> float:
+        return sum(judged.mean_usage for judged in self.judged) / len(self.judged)
+
+    def keeps_more_than(self, other: Tuning, by: float = 0.05) -> bool:
+        """At least `by` more of the requests within the promise, as in `Judged.steadier_than`."""
+        return self.attainment > other.attainment + by
 
 
 def filled(service: Service, fill: float) -> Service:
@@ -276,19 +289,19 @@ def filled(service: Service, fill: float) -> Service:
     return service.with_options(admission=admission, max_requests=None)
 
 
-def sweep_fills(service: Service, requests: Sequence[RequestSpec]) -> list[Tuning]:
-    """The same service at each of `FILLS`."""
-    return [Tuning(fill, judge(filled(service, fill), requests)) for fill in FILLS]
+def sweep_fills(service: Service, *loads: Sequence[RequestSpec]) -> list[Tuning]:
+    """The same service at each of `FILLS`, under each of `loads`."""
+    return [Tuning(fill, [judge(filled(service, fill), load) for load in loads]) for fill in FILLS]
 
 
 def fullest(tunings: Sequence[Tuning]) -> Tuning:
     """Tuned for a full GPU: the highest mean usage."""
-    return max(tunings, key=lambda t: t.judged.mean_usage)
+    return max(tunings, key=lambda t: t.mean_usage)
 
 
 def most_kept(tunings: Sequence[Tuning]) -> Tuning:
     """Tuned for the promise."""
-    return max(tunings, key=lambda t: t.judged.attainment)
+    return max(tunings, key=lambda t: t.attainment)
 
 
 # --- the six in turn -------------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_the_fullest_setting_is_not_the_one_that_keeps_most_promises(seed):
         (load(seed, num_chats=120, rate=1.0, together=0), False),
     ):
         sweep = sweep_fills(service, requests)
-        assert most_kept(sweep).judged.steadier_than(fullest(sweep).judged) is differs
+        assert most_kept(sweep).keeps_more_than(fullest(sweep)) is differs
 
 
 @pytest.mark.parametrize(
