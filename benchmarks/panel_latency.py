@@ -147,7 +147,7 @@ def slide(page, handle, how: str, num_moves: int) -> Iterator:
 
 
 def row(page, what: str, how: str, actions) -> dict:
-    latency, same = [], 0
+    same = 0
     page.evaluate("() => { probe.latency.length = 0 }")
     for action in actions:
         seen = page.evaluate("() => { probe.pending = null; return probe.latency.length }")

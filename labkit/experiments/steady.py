@@ -87,11 +87,16 @@ class Judged:
 
     def steadier_than(self, other: Judged, by: float = 0.05) -> bool:
         """At least `by` more of the requests within the promise: the predicate of the remedies."""
-        return self.attainment > other.attainment + by
+        return keeps_more(self, other, by)
 
     @property
     def in_trouble(self) -> bool:
         return self.attainment < 0.9
+
+
+def keeps_more(one: Judged | Tuning, other: Judged | Tuning, by: float) -> bool:
+    """Is the attainment of `one` higher by more than `by`, a share of the requests?"""
+    return one.attainment > other.attainment + by
 
 
 def judge(service: Service, requests: Sequence[RequestSpec]) -> Judged:
@@ -271,8 +276,8 @@ class Tuning:
         return sum(judged.mean_usage for judged in self.judged) / len(self.judged)
 
     def keeps_more_than(self, other: Tuning, by: float = 0.05) -> bool:
-        """At least `by` more of the requests within the promise, as in `Judged.steadier_than`."""
-        return self.attainment > other.attainment + by
+        """`Judged.steadier_than`, of the means."""
+        return keeps_more(self, other, by)
 
 
 def filled(service: Service, fill: float) -> Service:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.serving.base import WaitingReason
 from labkit.serving.request import Request
@@ -43,6 +43,7 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
     space, admission = scheduler.space, scheduler.admission
     scheduler.batching.start(scheduler)
     known, hit, first = scheduler.first_chunk(request)
+    num_idle_hits = space.num_idle_hits(known)
     needed = space.blocks_asked(request, hit)
     fits_ever = space.blocks_for(request.max_tokens) <= space.num_blocks
     limit = limit_of(scheduler, request)
@@ -62,7 +63,7 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
         elif next(iter(scheduler.waiting)) is not request and scheduler.order.blocked == "stop":
             limit = "head_of_line"
         else:
-            limit, more = _room(scheduler, request, known, hit, first)
+            limit, more = _room(scheduler, request, num_idle_hits, hit, first)
             numbers += more
     if not fits_ever:
         numbers += "; no state of this cache holds it to its end"
@@ -75,7 +76,7 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
         request_id=request.request_id,
         num_needed_blocks=needed,
         num_free_blocks=space.kv.num_free_blocks,
-        num_evictable_blocks=space.kv.num_evictable_blocks - space.num_idle_hits(known),
+        num_evictable_blocks=space.kv.num_evictable_blocks - num_idle_hits,
         limit=limit,
         can_ever_fit=fits_ever,
         sentence=f"{request.request_id} waits: {why} ({numbers})",
@@ -83,12 +84,11 @@ def explain(scheduler: LabScheduler, request: Request) -> WaitingReason:
 
 
 def _room(
-    scheduler: LabScheduler, request: Request, known: dict[str, Any], hit: int, first: int
+    scheduler: LabScheduler, request: Request, num_idle_hits: int, hit: int, first: int
 ) -> tuple[str, str]:
     """What the cache would answer to an `admit` of the first tokens: its limit, and what to add to the numbers."""
     space, limited = scheduler.space, scheduler.admission.can_ever_fit
     asked = space.blocks_placed(request, hit, first, request.max_tokens if limited else first)
-    num_idle_hits = space.num_idle_hits(known)
     if asked > space.num_free_blocks - num_idle_hits:
         own = f", {num_idle_hits} of them its own cached prefix" if num_idle_hits else ""
         return "blocks", own

@@ -83,7 +83,8 @@ def run_seeds(
         raise LabError("-p seed: the seeds of this command come from --seeds")
     for path in notebooks:
         check_parameters(path, {**shared, "seed": 0})
-    prints = {path.stem: _fingerprint(path, shared) for path in notebooks}
+    conditions = _conditions(shared)
+    prints = {path.stem: hashlib.sha256(path.read_bytes() + conditions).hexdigest() for path in notebooks}
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for seed in seeds:
         folder = out / f"seed-{seed}"
@@ -181,12 +182,12 @@ def _kept(path: Path, fingerprint: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and record.get("fingerprint") == fingerprint else None
 
 
-def _fingerprint(notebook: Path, parameters: Mapping[str, Any]) -> str:
-    """Changes with the notebook, with any source or data file of the package, with the parameters and with the traces."""
-    digest = hashlib.sha256(notebook.read_bytes())
+def _conditions(parameters: Mapping[str, Any]) -> bytes:
+    """A digest that changes with any source or data file of the package, with the parameters and with the traces."""
+    digest = hashlib.sha256()
     package = Path(labkit.__file__).parent
     for path in sorted(p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     traces = {name: str(find_trace(name)) for name in TRACES}
     digest.update(json.dumps([parameters, traces], sort_keys=True, default=str).encode())
-    return digest.hexdigest()
+    return digest.digest()
