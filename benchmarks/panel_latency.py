@@ -98,29 +98,31 @@ def measure_panel(page, panel, what: str, num_moves: int) -> Iterator[dict]:
     panel.scroll_into_view_if_needed()
     page.wait_for_timeout(800)
     panel.evaluate(PROBE)
-    handles, boxes, lists = (panel.locator(css) for css in (".noUi-handle", "input[type=checkbox]", "select"))
     reset = panel.get_by_role("button", name="Reset")
+    for how, actions in controls(page, panel, num_moves):
+        yield row(page, what, how, actions)
+        reset.click()
+        page.wait_for_timeout(600)
+
+
+def controls(page, panel, num_moves: int) -> Iterator[tuple[str, Iterator]]:
+    """Every control of a panel, by name, and its moves."""
+    handles, boxes, lists = (panel.locator(css) for css in (".noUi-handle", "input[type=checkbox]", "select"))
     for index in range(handles.count()):
         for how in ("keys", "drag") if index == 0 else ("keys",):
-            yield row(
-                page, what, f"slider {index + 1}, {how}", slide(page, handles.nth(index), how, num_moves)
-            )
-            reset.click()
-            page.wait_for_timeout(600)
+            yield f"slider {index + 1}, {how}", slide(page, handles.nth(index), how, num_moves)
     for index in range(lists.count()):
         control = lists.nth(index)
         options = control.locator("option").all_inner_texts()
-        actions = (
-            lambda control=control, option=option: control.select_option(option)
-            for option in [*options, *options][:num_moves]
+        yield (
+            f"list {index + 1}",
+            (
+                lambda control=control, option=option: control.select_option(option)
+                for option in [*options, *options][:num_moves]
+            ),
         )
-        yield row(page, what, f"list {index + 1}", actions)
-        reset.click()
-        page.wait_for_timeout(600)
     for index in range(boxes.count()):
-        yield row(page, what, f"box {index + 1}", (boxes.nth(index).click for _ in range(8)))
-        reset.click()
-        page.wait_for_timeout(600)
+        yield f"box {index + 1}", (boxes.nth(index).click for _ in range(8))
 
 
 def slide(page, handle, how: str, num_moves: int) -> Iterator:
